@@ -16,7 +16,7 @@ import click
 import numpy as np
 from commands import converted, machine, run
 
-from xmc_stream.methods.ppdsparse.solver import start_sizes
+from xmc_stream.ppdsparse.solver import start_sizes
 from xmc_stream.store.dataset import Dataset
 
 SETS = ("rcv1_topics", "delicious", "stackex_cooking", "bibtex", "corel5k", "20news_bydate", "mnist", "udhr_langid")

@@ -34,9 +34,9 @@ import scipy.linalg
 import scipy.sparse as sp
 
 import xmc_stream as xs
+from xmc_stream.lowrank.leml import LEMLRun
+from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.memory import parse_size
-from xmc_stream.methods.lowrank.leml import LEMLRun
-from xmc_stream.methods.lowrank.parameters import LEMLParameters
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset

@@ -19,7 +19,7 @@ import click
 from commands import machine
 
 import xmc_stream as xs
-from xmc_stream.methods.ppdsparse import solver as ppdsparse
+from xmc_stream.ppdsparse import solver as ppdsparse
 
 BEFORE = {"_MORE_EPOCHS": 1, "_NEAR": -0.01, "_GROWTH": 1}
 

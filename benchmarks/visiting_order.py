@@ -18,7 +18,7 @@ import scipy.sparse as sp
 from commands import machine
 
 import xmc_stream as xs
-from xmc_stream.methods.ppdsparse import solver as ppdsparse
+from xmc_stream.ppdsparse import solver as ppdsparse
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmc_stream.methods.ppdsparse import candidates, state
-from xmc_stream.methods.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
-from xmc_stream.methods.ppdsparse.state import new_candidates
+from xmc_stream.ppdsparse import candidates, state
+from xmc_stream.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
+from xmc_stream.ppdsparse.state import new_candidates
 
 N = 400  # rows of the data
 SCORES = st.one_of(

@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.methods.lowrank import parameters
+from xmc_stream.lowrank import parameters
 from xmc_stream.store.dataset import Dataset
 
 LIMIT = "2GB"

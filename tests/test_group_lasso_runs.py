@@ -18,12 +18,12 @@ from helpers.problems import tight
 import xmc_stream as xs
 from xmc_stream.cli import main
 from xmc_stream.errors import JobError, MemoryLimitError
-from xmc_stream.methods.grouplasso import descent, firstorder
-from xmc_stream.methods.grouplasso.descent import SegmentJob
-from xmc_stream.methods.grouplasso.firstorder import StepsJob
-from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
-from xmc_stream.methods.grouplasso.plan import DescentPlan, GradientPlan, plan_descent, plan_gradient
-from xmc_stream.methods.grouplasso.run import GroupLassoRun
+from xmc_stream.grouplasso import descent, firstorder
+from xmc_stream.grouplasso.descent import SegmentJob
+from xmc_stream.grouplasso.firstorder import StepsJob
+from xmc_stream.grouplasso.parameters import GroupLassoParameters
+from xmc_stream.grouplasso.plan import DescentPlan, GradientPlan, plan_descent, plan_gradient
+from xmc_stream.grouplasso.run import GroupLassoRun
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Receipt, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan
@@ -32,7 +32,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
 
 LIMIT = "4GB"  # bounds the whole process of the tests
-RUN = "xmc_stream.methods.grouplasso.run"
+RUN = "xmc_stream.grouplasso.run"
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +108,10 @@ def test_steps_along_the_gradient_are_the_same_for_any_cut_and_any_interruption(
 ) -> None:
     """In one job, or as phases of jobs; the array in memory, or by windows."""
     monkeypatch.setattr(firstorder, "STEPS_WORK", 3 * 32 * 31_000 * 4)
-    monkeypatch.setattr("xmc_stream.methods.grouplasso.plan._RUN_BYTES", 1 << 13)  # several runs of rows and features
+    monkeypatch.setattr("xmc_stream.grouplasso.plan._RUN_BYTES", 1 << 13)  # several runs of rows and features
     whole = digest(some_rows, tmp_path / "whole", p, [1])
     assert digest(some_rows, tmp_path / "cut", p, [3, 1, 2] * 20) == whole
-    monkeypatch.setattr("xmc_stream.methods.grouplasso.plan._SMALL", 0)
+    monkeypatch.setattr("xmc_stream.grouplasso.plan._SMALL", 0)
     assert digest(some_rows, tmp_path / "apart", p, [3]) == whole
 
     def narrow(plan: MemoryPlan, dataset: Dataset) -> Any:

@@ -100,7 +100,7 @@ def test_nobody_waits_for_ever_for_one_that_was_stopped_with_the_locks(tmp_path:
 
 BESIDE = """
 from xmc_stream.kernels import search
-from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.ppdsparse.warm import PPDSparseWarmUp
 
 warm_up = PPDSparseWarmUp(guided=True)
 warm_up.compile_beside()
@@ -119,8 +119,8 @@ def test_what_is_compiled_beside_is_what_a_training_calls() -> None:
 CALLS = """
 import sys
 from xmc_stream.kernels.jit import calls_listed
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.warm import PPDSparseWarmUp
 
 rounds = None if sys.argv[1] == "none" else int(sys.argv[1])
 warm_up = PPDSparseWarmUp(PPDSparseParameters(max_rounds=rounds))

@@ -25,7 +25,7 @@ from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.penalty import ONCE, Times
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.kernels.vectors import soft_product
-from xmc_stream.methods.ppdsparse.solver import Solver, has_dense_rows, penalty_of
+from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, penalty_of
 
 # uncompiled, numpy says so when a key wraps around, and when a row of nothing at all divides by its norm
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")

@@ -17,8 +17,8 @@ from xmc_stream.kernels.dcd import Steps, row_squares
 from xmc_stream.kernels.lanecd import begin_lanes, descend_lanes, new_lanes
 from xmc_stream.kernels.penalty import ONCE, Times
 from xmc_stream.kernels.vectors import LANES
-from xmc_stream.methods.ppdsparse.all_rows import solve_on_all_rows
-from xmc_stream.methods.ppdsparse.solver import penalty_of
+from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
+from xmc_stream.ppdsparse.solver import penalty_of
 
 # uncompiled, numpy says so when a key wraps around, and when a row of nothing at all divides by its norm
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")

@@ -19,10 +19,10 @@ from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.order import GROUP, RowOrder, stream_order
 from xmc_stream.kernels.penalty import ONCE, Times
 from xmc_stream.kernels.stream import ActiveRows, strip_starts
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.solver import Solver
-from xmc_stream.methods.ppdsparse.streaming import StreamSolver, Taken
-from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.solver import Solver
+from xmc_stream.ppdsparse.streaming import StreamSolver, Taken
+from xmc_stream.ppdsparse.weights import LossWeights, RowWeights
 
 # uncompiled, numpy says so when a key wraps around
 UNWEIGHTED = RowWeights(LossWeights(None, 0))

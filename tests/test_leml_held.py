@@ -14,10 +14,10 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
+from xmc_stream.lowrank import leml, ridge
+from xmc_stream.lowrank.leml import LEMLRun, lowrank_needs, plan_lowrank
+from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.memory import MemoryLimit
-from xmc_stream.methods.lowrank import leml, ridge
-from xmc_stream.methods.lowrank.leml import LEMLRun, lowrank_needs, plan_lowrank
-from xmc_stream.methods.lowrank.parameters import LEMLParameters
 from xmc_stream.models.lowrank import heldrows
 from xmc_stream.models.lowrank import products as of_products
 from xmc_stream.models.lowrank.heldrows import Holding, held_or_read, let_go

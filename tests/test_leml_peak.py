@@ -14,7 +14,7 @@ import pytest
 from helpers.commands import environment
 
 import xmc_stream as xs
-from xmc_stream.methods.lowrank.ridge import row_parts
+from xmc_stream.lowrank.ridge import row_parts
 from xmc_stream.models.lowrank.products import LARGE_ROW_BYTES, ROW_BYTES, held_bytes, range_bits
 from xmc_stream.runtime.events import read_events
 from xmc_stream.store.dataset import Dataset
@@ -28,7 +28,7 @@ OPTIONS = ["--solver", "leml", "--threads", "2", *(f"--set={name}={value}" for n
 COMMAND = """
 import sys
 from xmc_stream.cli import main
-from xmc_stream.methods.lowrank import leml
+from xmc_stream.lowrank import leml
 leml.LARGE_ROW_BYTES = int(sys.argv[1])
 main(sys.argv[2:], standalone_mode=False)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

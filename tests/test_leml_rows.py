@@ -16,11 +16,11 @@ from helpers.cuts import CutError
 from helpers.forked import Forked
 
 import xmc_stream as xs
-from xmc_stream.methods.lowrank import leml, parameters, ridge
-from xmc_stream.methods.lowrank.cplst import CPLSTRun
-from xmc_stream.methods.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, plan_lowrank
-from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
-from xmc_stream.methods.lowrank.ridge import PartJob, RidgeJob, Ridges, row_parts, solve_ridges
+from xmc_stream.lowrank import leml, parameters, ridge
+from xmc_stream.lowrank.cplst import CPLSTRun
+from xmc_stream.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, plan_lowrank
+from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.lowrank.ridge import PartJob, RidgeJob, Ridges, row_parts, solve_ridges
 from xmc_stream.models.lowrank import products as of_products
 from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
 from xmc_stream.models.lowrank.heldrows import Holding

@@ -18,10 +18,10 @@ from helpers.forked import forked_command
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, JobError, MemoryLimitError
-from xmc_stream.methods.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, most_passes, plan_lowrank
-from xmc_stream.methods.lowrank.parameters import LEMLParameters
-from xmc_stream.methods.pdsparse.passes import SegmentJob
+from xmc_stream.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, most_passes, plan_lowrank
+from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.models.lowrank.projection import ProjectJob
+from xmc_stream.pdsparse.passes import SegmentJob
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Receipt, run_here
 from xmc_stream.runtime.plan import MemoryPlan
@@ -98,7 +98,7 @@ def test_two_worker_processes_give_the_same_model(
 ) -> None:
     """Products that are shared out, to two processes, against one job on one thread."""
     here = digest(several_blocks, tmp_path / "here", p, [1])
-    monkeypatch.setattr("xmc_stream.methods.lowrank.leml._SMALL", 0)
+    monkeypatch.setattr("xmc_stream.lowrank.leml._SMALL", 0)
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
@@ -125,7 +125,7 @@ def jobs_of(model: Path) -> list[dict[str, Any]]:
 def test_the_sums_of_a_run_are_those_of_its_event_log(
     p: LEMLParameters, small: bool, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xmc_stream.methods.lowrank.leml._SMALL", 2**28 if small else 0)
+    monkeypatch.setattr("xmc_stream.lowrank.leml._SMALL", 2**28 if small else 0)
     options = {**p.to_dict(), "memory_limit": LIMIT, "threads": 1}
     whole = xs.LEML(**options).fit(several_blocks, model=tmp_path / "whole").report_
     jobs = jobs_of(tmp_path / "whole")
@@ -190,7 +190,7 @@ def test_info_says_how_far_an_unfinished_run_is_in_its_own_terms(
                 raise JobError("no more")
             return visit(job)
 
-        broken.setattr("xmc_stream.methods.pdsparse.passes.SegmentJob.run", third)
+        broken.setattr("xmc_stream.pdsparse.passes.SegmentJob.run", third)
         with pytest.raises(JobError, match="no more"):
             getattr(xs, solver)(memory_limit=LIMIT, **options[solver]).fit(several_blocks, model=model)
     told = describe_unfinished(work)

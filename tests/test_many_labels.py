@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.methods.contract import Task
-from xmc_stream.methods.ppdsparse.method import PPDSparseMethod
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.models.counts import read_counts, write_counts
+from xmc_stream.ppdsparse.method import PPDSparseMethod
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset

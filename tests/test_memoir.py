@@ -12,10 +12,10 @@ from helpers.problems import LIMIT, overlapping
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.methods.memoir.draws import Copies, Steps, held_out_of
-from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.methods.memoir.reduction import Reduction
-from xmc_stream.methods.memoir.run import MEMOIRRun
+from xmc_stream.memoir.draws import Copies, Steps, held_out_of
+from xmc_stream.memoir.parameters import MEMOIRParameters
+from xmc_stream.memoir.reduction import Reduction
+from xmc_stream.memoir.run import MEMOIRRun
 from xmc_stream.models.lowrank.products import Learned
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan

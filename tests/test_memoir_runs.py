@@ -16,11 +16,11 @@ from helpers.forked import forked_command
 
 import xmc_stream as xs
 from xmc_stream.errors import JobError, StoreError
+from xmc_stream.memoir.parameters import MEMOIRParameters
+from xmc_stream.memoir.run import MEMOIRRun
+from xmc_stream.memoir.state import ENTRIES, class_ranges
+from xmc_stream.memoir.steps import StepsJob
 from xmc_stream.memory import resident
-from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.methods.memoir.run import MEMOIRRun
-from xmc_stream.methods.memoir.state import ENTRIES, class_ranges
-from xmc_stream.methods.memoir.steps import StepsJob
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Receipt, run_here
 from xmc_stream.runtime.plan import MemoryPlan

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.path import Step, path_of
 from xmc_stream.models.linear.guide import Guide
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.weights import HALF_LEAST, HALF_ROUNDS, half_holds, unit_path
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.path import Step, path_of
 from xmc_stream.store.chunks import described, open_array
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_matrix
 from xmc_stream.store.inventory import seal

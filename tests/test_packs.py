@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels import csr
-from xmc_stream.methods.ppdsparse.state import UnitState, new_unit_state
+from xmc_stream.ppdsparse.state import UnitState, new_unit_state
 from xmc_stream.store import packing
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import new_matrix

@@ -25,13 +25,13 @@ from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.dual import held_out
 from xmc_stream.kernels.tables import bytes_used
-from xmc_stream.methods.pdsparse.method import segments_again
-from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
-from xmc_stream.methods.pdsparse.passes import SegmentJob, _sessions, drop_session
-from xmc_stream.methods.pdsparse.plan import PassPlan
-from xmc_stream.methods.pdsparse.rows import Data
-from xmc_stream.methods.pdsparse.run import PDSparseRun
-from xmc_stream.methods.pdsparse.state import stored_tables
+from xmc_stream.pdsparse.method import segments_again
+from xmc_stream.pdsparse.parameters import PDSparseParameters
+from xmc_stream.pdsparse.passes import SegmentJob, _sessions, drop_session
+from xmc_stream.pdsparse.plan import PassPlan
+from xmc_stream.pdsparse.rows import Data
+from xmc_stream.pdsparse.run import PDSparseRun
+from xmc_stream.pdsparse.state import stored_tables
 from xmc_stream.runtime.check import CheckStateJob
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Notes, Receipt, run_here
@@ -146,7 +146,7 @@ def test_tables_and_short_stretches_give_the_same_model(
     several_groups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = digest(several_groups, tmp_path / "whole", [2**30])
-    monkeypatch.setattr("xmc_stream.methods.pdsparse.run.plan_pass", lambda *_: PassPlan(700, 32 * MIB, 32 * MIB))
+    monkeypatch.setattr("xmc_stream.pdsparse.run.plan_pass", lambda *_: PassPlan(700, 32 * MIB, 32 * MIB))
     assert digest(several_groups, tmp_path / "tables", [2**30]) == whole
 
 

@@ -16,9 +16,13 @@ import scipy.sparse
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster, _spread
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.plan import (
+from xmc_stream.models import Execution
+from xmc_stream.models.linear.tiles import TileRange
+from xmc_stream.models.linear.units import cut_units
+from xmc_stream.planning import plan_line, plan_lines, plan_training
+from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, _spread
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.plan import (
     INTERVALS,
     SearchSize,
     class_blocks,
@@ -26,12 +30,8 @@ from xmc_stream.methods.ppdsparse.plan import (
     search_interval,
     search_needs,
 )
-from xmc_stream.methods.ppdsparse.probe import ProbeJob
-from xmc_stream.methods.ppdsparse.shares import solve_plan
-from xmc_stream.models import Execution
-from xmc_stream.models.linear.tiles import TileRange
-from xmc_stream.models.linear.units import cut_units
-from xmc_stream.planning import plan_line, plan_lines, plan_training
+from xmc_stream.ppdsparse.probe import ProbeJob
+from xmc_stream.ppdsparse.shares import solve_plan
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset

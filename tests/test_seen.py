@@ -26,9 +26,9 @@ from helpers.tools import load_tool
 
 import xmc_stream as xs
 from xmc_stream import progress as seen
-from xmc_stream.methods.ppdsparse.method import PPDSparseMethod
-from xmc_stream.methods.ppdsparse.outline import Outline
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.method import PPDSparseMethod
+from xmc_stream.ppdsparse.outline import Outline
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.progress import Progress, current, working
 
 
@@ -301,8 +301,8 @@ def test_a_plan_that_does_not_fit_ends_with_one_limit_and_exit_code_1(
 
 
 def test_a_gap_that_rounding_hides_ends_a_class() -> None:
-    from xmc_stream.methods.ppdsparse.state import DONE, DUAL, INSIDE, KEPT, N_STATISTICS, STATUS
-    from xmc_stream.methods.ppdsparse.statistics import update_statistics
+    from xmc_stream.ppdsparse.state import DONE, DUAL, INSIDE, KEPT, N_STATISTICS, STATUS
+    from xmc_stream.ppdsparse.statistics import update_statistics
 
     p = PPDSparseParameters(C=1.0, positive_weight=1.0, max_rounds=None, tol=1e-5)
     statistics = np.zeros((4, N_STATISTICS))
@@ -328,7 +328,7 @@ def test_a_run_without_a_cap_ends_on_rows_that_do_not_converge(tmp_path: Path, m
         pytest.skip("XMC_STREAM_DATA is not set: no real data sets at hand")
     data = xs.convert(Path(folder) / "letter" / "train.txt.gz", tmp_path / "letter.xmc")  # rows of length 30
     for module in ("parameters", "statistics"):
-        monkeypatch.setattr(f"xmc_stream.methods.ppdsparse.{module}.DOUBLINGS", 0)
+        monkeypatch.setattr(f"xmc_stream.ppdsparse.{module}.DOUBLINGS", 0)
     clf = xs.PPDSparse(memory_limit="2GB", max_rounds=None).fit(data, model=tmp_path / "m")
     assert clf.report_["n_open"] > 0
     assert clf.report_["rounds"] <= 25

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 import xmc_stream as xs
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.methods.ppdsparse import shares as cutting
-from xmc_stream.methods.ppdsparse import solver
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.plan import SolvePlan
-from xmc_stream.methods.ppdsparse.run import PPDSparseRun
-from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, solve_plan, whole_units
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import Unit
+from xmc_stream.ppdsparse import shares as cutting
+from xmc_stream.ppdsparse import solver
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.plan import SolvePlan
+from xmc_stream.ppdsparse.run import PPDSparseRun
+from xmc_stream.ppdsparse.shares import JoinJob, Share, cut_shares, solve_plan, whole_units
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import Cuts, MemoryPlan

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xmc_stream as xs
-from xmc_stream.methods.ppdsparse import active_rows, spill
-from xmc_stream.methods.ppdsparse import plan as solve_plan
-from xmc_stream.methods.ppdsparse import solver as ppdsparse
-from xmc_stream.methods.ppdsparse.plan import StreamRoom
+from xmc_stream.ppdsparse import active_rows, spill
+from xmc_stream.ppdsparse import plan as solve_plan
+from xmc_stream.ppdsparse import solver as ppdsparse
+from xmc_stream.ppdsparse.plan import StreamRoom
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.new_dataset import new_dataset
 
@@ -144,7 +144,7 @@ def test_a_group_that_exceeds_the_buffer_is_taken_in_parts(
         sizes = room(*args)
         return replace(sizes, room=sizes.room and replace(sizes.room, nnz=150))
 
-    monkeypatch.setattr("xmc_stream.methods.ppdsparse.shares.plan_solve", small)
+    monkeypatch.setattr("xmc_stream.ppdsparse.shares.plan_solve", small)
     assert digest(data, tmp_path / "parts", 1, STREAMED) == expected
     assert watch.memory > 0
 

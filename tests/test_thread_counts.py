@@ -61,8 +61,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """large: nothing is so little work that it is not shared out."""
     if request.param == "large":
-        monkeypatch.setattr("xmc_stream.methods.lowrank.leml._SMALL", 0)
-        monkeypatch.setattr("xmc_stream.methods.grouplasso.plan._SMALL", 0)
+        monkeypatch.setattr("xmc_stream.lowrank.leml._SMALL", 0)
+        monkeypatch.setattr("xmc_stream.grouplasso.plan._SMALL", 0)
         monkeypatch.setattr("xmc_stream.runtime.plan._BEGINNING", 0)
     let_go()
     return str(request.param)

@@ -17,8 +17,8 @@ from sklearn.svm import LinearSVC
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError, ResumeError, StoreError
-from xmc_stream.methods.ppdsparse import parameters as ppdsparse
 from xmc_stream.models import Execution
+from xmc_stream.ppdsparse import parameters as ppdsparse
 from xmc_stream.runtime.plan import Cuts
 
 # limits are generous here, as they bound the whole process of the tests; small ones are tried in child processes by

@@ -21,10 +21,10 @@ import xmc_stream as xs
 from xmc_stream import trials
 from xmc_stream.errors import StoreError
 from xmc_stream.memory import MemoryLimit, return_freed_memory
-from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
-from xmc_stream.methods.pdsparse.passes import SegmentJob, _sessions, drop_session
-from xmc_stream.methods.pdsparse.plan import PassPlan, pass_needs
-from xmc_stream.methods.pdsparse.rows import Data
+from xmc_stream.pdsparse.parameters import PDSparseParameters
+from xmc_stream.pdsparse.passes import SegmentJob, _sessions, drop_session
+from xmc_stream.pdsparse.plan import PassPlan, pass_needs
+from xmc_stream.pdsparse.rows import Data
 from xmc_stream.progress import Progress
 from xmc_stream.runtime.events import read_events
 
@@ -191,7 +191,7 @@ def test_a_setting_whose_tables_outgrow_its_part_is_trained_by_itself(
 ) -> None:
     """Those of lam=0.01 take 35 MB, of lam=0.1 12 MB. Where that is not foreseen, it ends, and goes on after the others."""
     if not foreseen:
-        monkeypatch.setattr("xmc_stream.methods.pdsparse.method.MOST_FORESEEN", 0)
+        monkeypatch.setattr("xmc_stream.pdsparse.method.MOST_FORESEEN", 0)
     limit = limit_for(data, 2, 34 * 10**6)
     forget_peak()
     report = xs.tune(data, "pdsparse", {"lam": [0.01, 0.1]}, fixed=FIXED, memory_limit=limit, threads=2)

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import StoreError
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.models.linear import units
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.tiles import TileSizes, tile_width
 from xmc_stream.models.linear.units import cut_units, units_of_run
 from xmc_stream.models.linear.weights import plain_units
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.runtime.job import Job, Notes, run_here
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset

@@ -18,11 +18,11 @@ from sklearn.svm import LinearSVC
 import xmc_stream as xs
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.methods.contract import Task
-from xmc_stream.methods.ppdsparse import solver as ppdsparse
-from xmc_stream.methods.ppdsparse.weights import LossWeights
 from xmc_stream.methods.registry import method_of, parameters
 from xmc_stream.methods.weights import Given
 from xmc_stream.metrics import inverse_propensity
+from xmc_stream.ppdsparse import solver as ppdsparse
+from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.plan import Cuts
 
 LIMIT = "2GB"

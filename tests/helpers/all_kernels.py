@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from xmc_stream.methods.grouplasso.warm import GroupLassoWarmUp
-from xmc_stream.methods.lowrank.warm import LEMLWarmUp
-from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
-from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.grouplasso.warm import GroupLassoWarmUp
+from xmc_stream.lowrank.warm import LEMLWarmUp
+from xmc_stream.memoir.warm import MEMOIRWarmUp
 from xmc_stream.models.linear.warm import LinearWarmUp
 from xmc_stream.models.lowrank.warm import ScoreWarmUp
 from xmc_stream.models.rowsparse.warm import RowsWarmUp
+from xmc_stream.pdsparse.warm import PDSparseWarmUp
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.warm import PPDSparseWarmUp
 
 
 def compile_all() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 
 LOSSES = ("squared_hinge", "hinge")
 losses = pytest.mark.parametrize("loss", LOSSES)

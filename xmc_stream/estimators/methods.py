@@ -13,13 +13,13 @@ from sklearn.utils.validation import _check_sample_weight
 from xmc_stream.errors import InputError
 from xmc_stream.estimators.base import Estimator
 from xmc_stream.estimators.targets import Target
-from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
-from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
-from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
-from xmc_stream.methods.ppdsparse.parameters import DISMEC, PPDSparseParameters
+from xmc_stream.grouplasso.parameters import GroupLassoParameters
+from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.weights import Given, read_weights
 from xmc_stream.models import Model
+from xmc_stream.pdsparse.parameters import PDSparseParameters
+from xmc_stream.ppdsparse.parameters import DISMEC, PPDSparseParameters
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset
 

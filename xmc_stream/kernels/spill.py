@@ -1,4 +1,4 @@
-"""Active rows of classes on disk by strips of rows, and by class while classes take their steps (`methods.ppdsparse.spill`).
+"""Active rows of classes on disk by strips of rows, and by class while classes take their steps (`ppdsparse.spill`).
 
 By strip, a record is a RECORD: class and row count from the first class and the strip's first row.
 """

@@ -77,4 +77,4 @@ def _place(name: str) -> tuple[str, str]:
 
 def _at(place: str) -> Any:
     module, name = place.split(":")
-    return getattr(importlib.import_module(f"xmc_stream.methods.{module}"), name)
+    return getattr(importlib.import_module(f"xmc_stream.{module}"), name)

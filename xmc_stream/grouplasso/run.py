@@ -1,0 +1,175 @@
+"""The group lasso's training: stage after stage (a value of lam, or the debiasing), each segment after segment; then the model.
+
+The loop is a generator, as that of `ppdsparse.run`. All it decides comes from receipts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.errors import InputError
+from xmc_stream.grouplasso.descent import ColumnsJob, Data, ModelJob, SegmentJob, Stage
+from xmc_stream.grouplasso.firstorder import StepsJob, StoreJob
+from xmc_stream.grouplasso.gradient import SigmaJob
+from xmc_stream.grouplasso.parameters import GroupLassoParameters
+from xmc_stream.grouplasso.plan import plan_descent, plan_gradient
+from xmc_stream.grouplasso.solver import problem_of
+from xmc_stream.kernels.grouplasso import LEAST_CURVATURE
+from xmc_stream.methods.contract import WRITING
+from xmc_stream.runtime.check import SealJob, array_jobs
+from xmc_stream.runtime.job import Job, Ledger, Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.store.chunks import plain_arrays
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.places import make_folder
+
+_ABOVE = 1.0 + 1e-6  # times F(0): rounding
+
+
+def refuse_diverged(p: GroupLassoParameters, stage: Stage, objective: float, at_zero: float) -> None:
+    """Raise InputError for an end of a stage that is worse than W = 0."""
+    if objective <= _ABOVE * at_zero:
+        return
+    if p.descends or stage.debias:
+        cure = "scale the features, as by convert --normalize l2"
+    else:
+        cure = ("set a smaller eta" if p.algorithm == "fobos" else "scale the features") + ", or algorithm=bcd-ls"
+    where = "the debiasing" if stage.debias else f"lam {stage.lam:g}"
+    raise InputError(
+        f"{p.algorithm} diverged in {where}: its objective is {objective:.6g}, that of W = 0 is {at_zero:.6g}: {cure}, and "
+        "train again with --overwrite"
+    )
+
+
+def stages_of(p: GroupLassoParameters) -> list[Stage]:
+    """The stages of a run, in turn."""
+    stages = [Stage(number, lam) for number, lam in enumerate(p.lams)]
+    if p.debias is not None:
+        stages.append(Stage(len(stages), 0.0, True, p.debias))
+    return stages
+
+
+@dataclass
+class GroupLassoRun:
+    """A training run: what to learn from, where to, and within which memory; see `ppdsparse.run.PPDSparseRun`."""
+
+    dataset: Dataset
+    work: Path
+    parameters: GroupLassoParameters
+    seed: int
+    plan: MemoryPlan
+    ledger: Ledger
+
+    def __post_init__(self) -> None:
+        self._data = Data(str(self.dataset.path), str(self.work), self.parameters, self.seed)
+        self._said, self._constant, self._passes = "", 0.0, 0.0
+
+    def loop(self) -> Loop:
+        """Phases of jobs; returns attributes of the model."""
+        p, d = self.parameters, self.dataset
+        columns_job = ColumnsJob(self._data.path, max(4 * MIB, self.plan.budget // 2))
+        yield Phase("columns", [columns_job], "storing the features by columns", kept=False)
+        columns = d.path / "X" / "columns"
+        checks: list[Job] = [SealJob(str(columns)), *array_jobs(d.path, plain_arrays(columns))]
+        yield Phase("check the columns", checks, "comparing the columns with their checksums", kept=False)
+        if not p.descends:
+            yield from self._bound()
+        state, first, at_zero = "", -1.0, math.inf
+        path: list[dict[str, Any]] = []
+        history: list[dict[str, Any]] = []
+        objective = 0.0
+        for stage in stages_of(p):
+            make_folder(self.work / "state" / f"stage-{stage.number}")
+            state, receipt = yield from self._stage(stage, state, -1.0 if stage.debias else first)
+            first = receipt["first"]
+            if stage.number == 0:
+                at_zero = receipt["history"][0]["objective"]
+            refuse_diverged(p, stage, receipt["objective"], math.inf if stage.debias else at_zero)
+            objective = objective if stage.debias else receipt["objective"]
+            path.append(
+                {
+                    **({"debias": stage.ridge} if stage.debias else {"lam": stage.lam}),
+                    "objective": receipt["objective"], "n_selected": receipt["n_selected"],
+                    "passes": round(receipt["stage_passes"], 3), "violation": receipt["violation"],
+                }
+            )  # fmt: skip
+            history += [{"stage": stage.number, **entry} for entry in receipt["history"]]
+        written = (yield Phase("finalise", [ModelJob(self._data, state)], WRITING))[0]
+        return {
+            "nnz": written["nnz"],
+            "n_selected": written["n_selected"],
+            "objective": objective,
+            "duality_gap": None,
+            "lam": p.lams[-1],
+            "path": path,
+            "history": history,
+        }
+
+    def _stage(self, stage: Stage, state: str, first: float) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
+        """Segments until the stage is done; returns the state that it leaves, and its last receipt."""
+        segments = self._descent if stage.debias or self.parameters.descends else self._gradient
+        begins, number, before = True, 0, state
+        self._passes = 0.0
+        while True:
+            out, receipt = yield from segments(stage, number, before, begins, first)
+            zero = 1.0 - receipt["n_selected"] / self.dataset.n_features
+            self._passes = receipt["stage_passes"]
+            self._said = (
+                f" (pass {self._passes:.0f} of at most {self.parameters.max_passes}, objective {receipt['objective']:.6g}, "
+                f"{zero:.2%} of features left out)"
+            )
+            if before != state:
+                Path(before).unlink(missing_ok=True)
+            before, begins, number = out, False, number + 1
+            if receipt["done"]:
+                return before, receipt
+
+    def _bound(self) -> Generator[Phase, list[Receipt], None]:
+        """The L of steps along the whole gradient that always works."""
+        d = self.dataset
+        job = SigmaJob(self._data, self.plan.row_block_bytes)
+        sigma = (yield Phase("largest singular value", [job], "measuring the largest singular value"))[0]["sigma"]
+        curvature = problem_of(self.parameters, 0.0, 0.0, d.n_samples, d.n_labels).curvature
+        self._constant = max(curvature * sigma**2 / d.n_samples, LEAST_CURVATURE)
+
+    def _name(self, stage: Stage) -> str:
+        return "debias" if stage.debias else "train" if len(self.parameters.lams) == 1 else f"lam {stage.lam:g}"
+
+    def _words(self, stage: Stage) -> str:
+        doing = "debiasing" if stage.debias else f"descending at lam {stage.lam:g}"
+        return f"{doing}{self._said}"
+
+    def _span(self, stage: Stage) -> tuple[float, float]:
+        """From where the stage is to its end, in the whole run; it may end before all of its passes."""
+        n = len(stages_of(self.parameters))
+        return (stage.number + min(1.0, self._passes / self.parameters.max_passes)) / n, (stage.number + 1) / n
+
+    def _descent(
+        self, stage: Stage, number: int, before: str, begins: bool, first: float
+    ) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
+        """A segment of block coordinate descent, see `SegmentJob`. Returns the state that it leaves, and its receipt."""
+        sizes = plan_descent(self.plan, self.dataset, self.parameters)
+        job = SegmentJob(self._data, stage, number, before, begins, first, sizes)
+        words, span = self._words(stage), self._span(stage)
+        receipts = yield Phase(self._name(stage), [job], words, span, unit="segment", number=number + 1)
+        return str(job.out), receipts[0]
+
+    def _gradient(
+        self, stage: Stage, number: int, before: str, begins: bool, first: float
+    ) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
+        """Some steps along the gradient, see `StepsJob`."""
+        sizes = plan_gradient(self.plan, self.dataset)
+        job = StepsJob(self._data, stage, number, before, begins, first, sizes, self._constant)
+        receipt = self.ledger.get(job.key)
+        if receipt is None and not job.small:
+            made = yield from job.loop()
+            receipt = (yield Phase(self._name(stage), [StoreJob(job, made)], self._words(stage)))[0]
+        elif receipt is None:
+            words, span = self._words(stage), self._span(stage)
+            phase = Phase(self._name(stage), [job], words, span, unit="segment", number=number + 1)
+            receipt = (yield phase)[0]
+        return str(job.out), receipt

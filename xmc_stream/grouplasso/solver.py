@@ -1,0 +1,200 @@
+"""Block coordinate descent on W (D x K), with the array of the losses (N x K) kept up to date (Blondel et al. 2013, Alg. 1).
+
+Columns of X come some at a time, W and the array stand in memory or in files: none of this changes what comes out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.grouplasso.arrays import InFile, InMemory, Matrix, rows_of
+from xmc_stream.grouplasso.columns import Columns, Some, Targets
+from xmc_stream.grouplasso.parameters import LOSSES, GroupLassoParameters
+from xmc_stream.kernels.domains import FEATURE_ORDER
+from xmc_stream.kernels.grouplasso import (
+    Problem,
+    Visited,
+    add_squares,
+    draw,
+    falls,
+    new_step,
+    note,
+    penalties,
+    propose,
+    visit,
+)
+from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.kernels.margins import LOGISTIC, MULTITASK, add_gradient, add_scores, move, new_sums, settle
+from xmc_stream.kernels.permutation import key_of, visiting_order
+from xmc_stream.stop import stop_if_unwanted
+
+_WINDOW = 1 << 20  # bytes of lines that are gone over at a time
+ROWS_BYTES = 1 << 20  # of the rows of W of a batch of columns
+
+
+def problem_of(p: GroupLassoParameters, lam: float, ridge: float, n_samples: int, n_labels: int) -> Problem:
+    """The numbers of the problem with one lam. The constant is a bound on the curvature of the loss of one row.
+
+    lam counts beside the mean of the losses, ridge beside their sum.
+    """
+    loss = LOSSES.index(p.loss)
+    curvature = {MULTITASK: 2.0, LOGISTIC: 0.5}.get(loss, 2.0 * n_labels)
+    return Problem(
+        loss, n_labels, n_samples, lam * p.mix, lam * (1.0 - p.mix), ridge / n_samples, not p.draws, curvature
+    )
+
+
+def order_of(features: NDArray[np.int64], draws: bool, seed: int, stage: int, sweep: int) -> NDArray[np.int64]:
+    """The features in the order of a sweep: drawn with replacement, or each once."""
+    key = np.uint64(key_of(seed, FEATURE_ORDER, stage, sweep))
+    at = np.empty(len(features), np.int64)
+    if draws:
+        draw(len(features), key, at)
+    else:
+        visiting_order(0, len(features), key, at)
+    return features[at]
+
+
+@dataclass
+class Descent:
+    """W and the array of one job. window: lines of the array that may be in memory, where it is in a file.
+
+    nonzero (D,): whether W_j is not 0; active (D,): whether it is, or the feature violated when it was visited last.
+    """
+
+    problem: Problem
+    columns: Columns
+    targets: Targets
+    weights: Matrix
+    array: InMemory | InFile
+    window: int
+    nonzero: NDArray[np.bool_]
+    active: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        self._sums, self._step = new_sums(self.array.width), new_step(self.array.width)
+        self._room = aligned_zeros((self.window if isinstance(self.array, InFile) else 0, self.array.width))
+        self._batch = max(1, ROWS_BYTES // (4 * self.array.width))
+
+    @property
+    def _most(self) -> int | None:
+        """Entries of a batch: in a file, their rows fit into the window."""
+        return None if self.array.whole is not None else self.window
+
+    def refresh(self) -> float:
+        """Make the array anew from W, which takes out what rounding left there; returns the objective."""
+        problem, array = self.problem, self.array
+        array.clear()
+        features, parts = np.flatnonzero(self.nonzero), [np.zeros(0)]
+        for first, last in self.columns.batches(features, self._batch, self._most):
+            some = features[first:last]
+            rows = self.weights.take(some)
+            parts.append(np.empty(len(some)))
+            penalties(rows, problem, parts[-1])
+            if self._is_long(some):
+                for _, at, values in self.columns.pieces(int(some[0]), self._most):
+                    self._add(np.array([0, len(at)]), at, values, rows)
+            else:
+                self._add(*self.columns.gather(some), rows)
+        losses = []
+        for start, lines in rows_of(array, max(1, _WINDOW // (4 * array.width))):
+            losses.append(settle(problem.loss, problem.n_labels, self.targets.range(start, lines)))
+        return float(np.sum(losses)) / problem.n_samples + float(np.concatenate(parts).sum())
+
+    def _add(
+        self, indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], rows: NDArray[np.float32]
+    ) -> None:
+        array = self.array
+        if isinstance(array, InMemory):
+            add_scores(indptr, indices, data, 0, rows, array.whole)
+            return
+        lines, numbers = self.targets.numbered(indices)
+        values = array.take(lines, self._room)
+        add_scores(indptr, numbers, data, 0, rows, values)
+        array.put(lines, values)
+
+    def _is_long(self, features: NDArray[np.int64]) -> bool:
+        """Whether a batch is one column that must be read in pieces."""
+        most = self.columns.most if self._most is None else min(self._most, self.columns.most)
+        return len(features) == 1 and int(self.columns.counts[features[0]]) > most
+
+    def visit(self, order: NDArray[np.int64], violation: NDArray[np.float64]) -> None:
+        """Visit features in turn. violation (2,): the sum and the largest so far, see `kernels.grouplasso.Visited`."""
+        for first, last in self.columns.batches(order, self._batch, self._most):
+            stop_if_unwanted()
+            some = order[first:last]
+            visited = Visited(violation, np.empty(len(some), np.bool_), np.empty(len(some), np.bool_))
+            if self._is_long(some):
+                self._visit_long(int(some[0]), visited)
+            else:
+                self._visit_batch(some, visited)
+            self.nonzero[some] = visited.kept
+            self.active[some] = visited.active
+
+    def _visit_batch(self, some: NDArray[np.int64], visited: Visited) -> None:
+        features, order = np.unique(some, return_inverse=True)
+        columns = self.columns.gather(features)
+        rows_of_w, at = self.weights.take(features), np.arange(len(features))
+        if isinstance(self.array, InMemory):
+            lines = self.targets.all(self.array.whole)
+            visit(order, columns, at, rows_of_w, self.problem, lines, self._sums, self._step, visited)
+        else:
+            rows, numbers = self.targets.numbered(columns.indices)
+            copied = Some(self.targets, self.array, rows, self._room)
+            moved = self.nonzero[features]
+            visit(
+                order, columns._replace(indices=numbers), at, rows_of_w, self.problem, copied.lines, self._sums, self._step,
+                visited,
+            )  # fmt: skip
+            moved[order[visited.active]] = True  # no other feature took a step
+            changed = np.zeros(len(rows), np.bool_)
+            changed[numbers[np.repeat(moved, np.diff(columns.indptr))]] = True
+            copied.put(changed)
+        self.weights.put(features, rows_of_w)
+
+    def _visit_long(self, feature: int, visited: Visited) -> None:
+        """Visit a column in pieces, as `kernels.grouplasso.visit` does."""
+        problem, sums, step, square = self.problem, self._sums, self._step, 0.0
+        line = np.array([feature])
+        w = self.weights.take(line)
+        sums.g[:] = 0
+        sums.h[:] = 0
+        for begin, rows, values in self.columns.pieces(feature, self._most):
+            if isinstance(self.array, InMemory):
+                lines, numbers = self.targets.all(self.array.whole), rows
+            else:
+                lines = Some(self.targets, self.array, rows, self._room).lines
+                numbers = np.arange(len(rows), dtype=np.int32)
+            add_gradient(problem.loss, 0, len(rows), -begin, numbers, values, lines, sums)
+            if problem.loss == LOGISTIC or not problem.search:
+                square = add_squares(values, square)
+        propose(w[0], square, problem, sums, step)
+        if step.noted[1] < 0:
+            tries, size = 1, 1.0
+            while not falls(w[0], self._move_long(feature), tries, size, problem, sums, step):
+                step.d[:] *= np.float32(-1.0)
+                self._move_long(feature)
+                step.d[:] *= np.float32(-0.5)
+                tries, size = tries + 1, 0.5 * size
+            w[0] += step.d
+            self.weights.put(line, w)
+        note(w[0], 0, problem, step, visited)
+
+    def _move_long(self, feature: int) -> float:
+        above = 0.0
+        for _, rows, values in self.columns.pieces(feature, self._most):
+            if isinstance(self.array, InMemory):
+                lines = self.targets.all(self.array.whole)
+                above = move(self.problem.loss, 0, len(rows), rows, values, self._step.d, lines, self._sums, above)
+            else:
+                copied = Some(self.targets, self.array, rows, self._room)
+                numbers = np.arange(len(rows), dtype=np.int32)
+                above = move(
+                    self.problem.loss, 0, len(rows), numbers, values, self._step.d, copied.lines, self._sums, above
+                )
+                copied.put()
+        return above

@@ -1,0 +1,128 @@
+"""LEML and CPLST as methods: see `methods.contract`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.lowrank.cplst import CPLSTRun
+from xmc_stream.lowrank.leml import LEMLProbe, LEMLRun, lowrank_needs, most_passes, plan_lowrank
+from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.lowrank.warm import LEMLWarmUp
+from xmc_stream.methods.contract import Forecast, Method, Task
+from xmc_stream.models.lowrank.products import held_bytes
+from xmc_stream.runtime.job import Job, Ledger, Receipt
+from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+
+
+@dataclass(frozen=True)
+class AlternationForecaster(Forecaster):
+    """At most so many passes over X, each over as many columns as there are.
+
+    steps: parameters of the W steps.
+    """
+
+    task: Task
+    steps: LEMLParameters
+    once: Callable[[Job], Receipt]
+
+    def check(self, plan: MemoryPlan) -> None:
+        """Whether single columns fit."""
+        plan_lowrank(plan, self.task.dataset, self.steps)
+
+    def forecast(self, plan: MemoryPlan) -> Forecast:
+        """By a probe of the first rows."""
+        dataset, sizes = self.task.dataset, plan_lowrank(plan, self.task.dataset, self.steps)
+        probe = self.once(LEMLProbe(str(dataset.path), self.steps, self.task.seed, sizes.widest[0]))
+        passes, ranges = most_passes(self.steps), len(sizes.products or sizes.cuts)
+        scaled, parts = int(self.steps.lam is None), lowrank_needs(plan, dataset, self.steps, *sizes.widest)
+        read = (passes - scaled) * ranges * (1 - parts["rows"] / held_bytes(dataset))  # of the rows that do not stay
+        n_bytes = int((1 + scaled + read) * 8 * dataset.X_rows().nnz)
+        return {
+            "passes": passes,
+            "at_most": True,
+            "column_blocks": ranges,
+            "bytes_read": n_bytes,
+            "bytes_streamed": n_bytes,
+            "bytes_gathered": 0,
+            "peak_phase": "W step",
+            "peak_parts": parts,
+            "seconds": round(passes * probe["seconds"] / (plan.threads * plan.processes), 1),
+        }
+
+
+class _LowRankMethod(Method):
+    """What both share: state, and how a training is said of."""
+
+    kind = "low-rank"
+    reported = (
+        "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3", "held_out_P@5", "held_out_auc", "rank", "n_learned",
+        "n_held_out", "history",
+    )  # fmt: skip
+
+    def warm_up(self, task: Task) -> Job:
+        """Train by LEML on a few rows."""
+        return LEMLWarmUp()
+
+    def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
+        """W steps can be done again; of factors only those that a run begins from."""
+        kind, name = folder.parts[-2:]
+        what, _, number = kind.partition("-")
+        if what == "w":
+            return f"w/{number}" if name == "all" else f"w/{number}/{name}"
+        return "start" if (what, number) == ("factors", "0") else None
+
+    def summary(self, report: Mapping[str, Any]) -> list[str]:
+        """Rank, lam, the best round, metrics of held-out rows."""
+        held_out = [
+            f"{name} {report[f'held_out_{name}']:.4g}" for name in ("P@1", "auc") if f"held_out_{name}" in report
+        ]
+        said = f", {', '.join(held_out)} on {report['n_held_out']:,} rows held out" if held_out else ""
+        best, rounds = report.get("best_pass", report["rounds"]), report["rounds"]
+        lam = f", lam {report['lam']:.3g}" if "lam" in report else ""
+        return [
+            f"rank {report['rank']}{lam}, objective {report['objective']:.6g} after {best} of {rounds} rounds{said}"
+        ]
+
+
+class LEMLMethod(_LowRankMethod):
+    """Low-rank learning of all labels at once (Yu et al. 2014)."""
+
+    parameters = LEMLParameters
+
+    def reads_mask(self, parameters: LEMLParameters) -> bool:
+        """Where only given pairs count."""
+        return parameters.observed == "given"
+
+    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> AlternationForecaster:
+        """It probes when it is asked for a forecast."""
+        return AlternationForecaster(task, task.parameters, once)
+
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> LEMLRun:
+        """Alternation after alternation."""
+        return LEMLRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
+
+
+class CPLSTMethod(_LowRankMethod):
+    """The closed form of LEML's squared loss without lam (Chen, Lin 2012)."""
+
+    parameters = CPLSTParameters
+
+    def _steps(self, task: Task) -> LEMLParameters:
+        parameters: CPLSTParameters = task.parameters
+        return parameters.steps(task.dataset.n_features, task.dataset.n_labels)
+
+    def check(self, task: Task) -> None:
+        """The rank is below D and K."""
+        super().check(task)
+        self._steps(task)
+
+    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> AlternationForecaster:
+        """It probes when it is asked for a forecast."""
+        return AlternationForecaster(task, self._steps(task), once)
+
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> CPLSTRun:
+        """Iteration after iteration."""
+        return CPLSTRun(task.dataset, work, task.parameters, task.seed, plan, ledger)

@@ -1,0 +1,111 @@
+"""Least squares with few features, by the normal equations: X^T X in memory, in float64, as conjugate gradients stop early.
+
+    (X^T X + lam I) w_c = X^T Y h_c / v_c
+
+Where singular values of X lie ten thousand times apart, conjugate gradients in float32 do not come to the end of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.blas import one_blas_thread
+from xmc_stream.lowrank.solver import solve_gram
+from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, new_factors
+from xmc_stream.models.lowrank.products import Learned, blocks, csr, times
+from xmc_stream.runtime.job import Receipt
+
+_LEAST = (
+    1e-12  # is added to the diagonal of X^T X, which is scaled to ones: features may be the same, or sums of others
+)
+COLUMNS = 256  # of X^T X in a job, at most
+
+
+def normal_bytes(n_inputs: int, columns: int) -> int:
+    """What solving takes, of so many columns: X^T X, its factor, and what is added; right sides and solutions."""
+    return 8 * (4 * n_inputs**2 + 3 * n_inputs * columns)
+
+
+@dataclass(frozen=True)
+class NormalJob:
+    """Columns of X^T X; or, with labels, of X^T Y H. All rows, one after another, in float64."""
+
+    learned: Learned
+    name: str
+    cut: Cut
+    labels: Dense | None
+    out: str
+
+    @property
+    def key(self) -> str:
+        """What for, and columns."""
+        return f"{self.name}/{self.cut[0]}"
+
+    def run(self) -> Receipt:
+        """Sum and write."""
+        learned, dataset, width = self.learned, self.learned.dataset(), self.cut[1] - self.cut[0]
+        X, Y = dataset.X_rows(), dataset.Y_rows()
+        total = np.zeros((learned.n_inputs(), width))
+        h = None if self.labels is None else self.labels.take(self.cut)[:, :width].astype(np.float64)
+        for x, *ys in blocks(X, *([] if h is None else [Y])):
+            right = self._columns(*csr(x)) if h is None else times(ys[0], h)
+            learned.add_transposed(x, right, total)
+        np.save(self.out, total)
+        return {
+            "passes": width / (total.shape[0] if self.labels is None else self.labels.columns),
+            "bytes_read": X.bytes_read,
+        }
+
+    def _columns(
+        self, indptr: NDArray[np.int64], indices: NDArray[np.int64], values: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """These columns of a block of X, the bias among them."""
+        import scipy.sparse
+
+        n, inputs = len(indptr) - 1, self.learned.n_inputs()
+        x = scipy.sparse.csr_matrix((values, indices, indptr), (n, inputs))[:, self.cut[0] : self.cut[1]]
+        dense = np.ascontiguousarray(x.toarray(), np.float64)
+        if self.learned.bias and self.cut[1] == inputs:
+            dense[:, -1] = 1
+        return dense
+
+
+@dataclass(frozen=True)
+class NormalSolveJob:
+    """W of the normal equations. grams, right: what `NormalJob` wrote, in the order of columns; values: v_c."""
+
+    name: str
+    lam: float
+    grams: tuple[str, ...]
+    right: tuple[str, ...]
+    values: tuple[float, ...]
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The iteration."""
+        return self.name
+
+    def run(self) -> Receipt:
+        """Solve and write."""
+        gram, right = (np.concatenate([np.load(file) for file in files], axis=1) for files in (self.grams, self.right))
+        values = np.array(self.values)
+        right *= np.where(values > 0, 1 / np.where(values > 0, values, 1.0), 0.0)
+        gram[np.diag_indices_from(gram)] += self.lam
+        scale = 1 / np.sqrt(gram.diagonal())
+        gram *= scale[:, None]
+        gram *= scale
+        right *= scale[:, None]
+        with one_blas_thread():
+            w = solve_gram(gram, np.ascontiguousarray(right.T), _LEAST).T * scale[:, None]
+        with new_factors(Path(self.out), {"W": len(values)}) as writers:
+            writers["W"].append(np.ascontiguousarray(w, np.float32).ravel())
+        return {"steps": 1}
+
+    def found(self, n_inputs: int) -> Factor:
+        """W."""
+        return Factor(f"{self.out}/W", len(self.values), n_inputs)

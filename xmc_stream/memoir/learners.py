@@ -1,0 +1,232 @@
+"""W, its oracle and the rows they take: over the features (l2, l1), or over the coordinates of a truncated SVD (lsh)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.classvectors import RankedRows
+from xmc_stream.memoir.draws import Drawn
+from xmc_stream.memoir.parameters import MEMOIRParameters
+from xmc_stream.memoir.plan import StepsPlan
+from xmc_stream.memoir.solver import Found
+from xmc_stream.memoir.state import (
+    CLASSES,
+    class_ranges,
+    read_dense,
+    read_sparse,
+    write_dense,
+    write_sparse,
+)
+from xmc_stream.memoir.weights import Weights
+from xmc_stream.mips.exact import DenseExact, Exact
+from xmc_stream.mips.lsh import SimpleLSH
+from xmc_stream.mips.oracle import Oracle
+from xmc_stream.mips.smallworld import SmallWorld
+from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
+from xmc_stream.models.lowrank.factors import Panels
+from xmc_stream.store.dataset import Dataset
+
+
+class Learner(ABC):
+    """W at work. learned (K,): whether a class has rows that are learned from: others are no answers of the oracle."""
+
+    weights: Weights
+
+    def __init__(self, p: MEMOIRParameters, learned: NDArray[np.bool_]) -> None:
+        self._p, self._learned = p, learned
+        self._oracle: Oracle | None = None
+
+    @abstractmethod
+    def rows(self, numbers: NDArray[np.int64]) -> Any:
+        """Some rows, ascending, read and as W takes them; on any thread, one at a time."""
+
+    @property
+    @abstractmethod
+    def bytes_read(self) -> int:
+        """Of rows, so far."""
+
+    @abstractmethod
+    def _own(self, classes: NDArray[np.int32], lines: NDArray[np.int32], rows: Any) -> NDArray[np.float32]:
+        """w_c.x_i of pairs."""
+
+    @abstractmethod
+    def _made(self) -> Oracle:
+        """The oracle, over the vectors as they are."""
+
+    @abstractmethod
+    def predict(self, rows: Any) -> NDArray[np.int64]:
+        """The class of the largest score for each row, of those that have rows; of classes that are zero, one that is drawn."""
+
+    @abstractmethod
+    def load(self, path: Path) -> None:
+        """Take the vectors from a state."""
+
+    @abstractmethod
+    def store(self, path: Path) -> None:
+        """Leave the vectors."""
+
+    @property
+    @abstractmethod
+    def nnz(self) -> int:
+        """Weights that are not 0."""
+
+    @property
+    def oracle(self) -> Oracle:
+        """Made when it is first asked for."""
+        if self._oracle is None:
+            self._oracle = self._made()
+            self._oracle.barred = ~self._learned
+        return self._oracle
+
+    def find(self, drawn: Drawn, step: int) -> Found:
+        """Own scores, and the best other classes."""
+        rows, lines, labels = drawn.rows, drawn.places, drawn.labels
+        own = self._own(labels.astype(np.int32), lines.astype(np.int32), rows)
+        if self._p.mask:  # the same for all draws of a row
+            answers = self.oracle.query(rows, Labels(drawn.own.indptr, drawn.own.indices), step)
+            return Found(labels, own, answers.classes[lines].astype(np.int64), answers.scores[lines])
+        excluded = Labels(np.arange(len(labels) + 1), labels.astype(np.int32))
+        answers = self.oracle.query(self._taken(rows, lines), excluded, step)
+        return Found(labels, own, answers.classes.astype(np.int64), answers.scores)
+
+    @abstractmethod
+    def _taken(self, rows: Any, lines: NDArray[np.int64]) -> Any:
+        """Some of the rows, also more than once."""
+
+    def refresh(self, classes: NDArray[np.int64]) -> None:
+        """Tell the oracle which classes were moved."""
+        if len(classes):
+            self.oracle.refresh(classes)
+
+
+class SparseLearner(Learner):
+    """Over the features, and one more that is 1, if there is a bias."""
+
+    def __init__(
+        self, dataset: Dataset, p: MEMOIRParameters, learned: NDArray[np.bool_], seed: int, sizes: StepsPlan
+    ) -> None:
+        super().__init__(p, learned)
+        self._X, self._d, self._seed, self._threads = dataset.X_rows(), dataset.n_features, seed, sizes.threads
+        self.vectors = ClassVectors(dataset.n_labels, self._d + p.bias, sizes.vectors)
+        self.weights = Weights(self.vectors)
+
+    def rows(self, numbers: NDArray[np.int64]) -> RankedRows:
+        block = self._X.gather(numbers)
+        if not self._p.bias:
+            return ranked(CSR(block.indptr, block.indices, block.values))
+        n = len(block.indptr) - 1
+        indptr = block.indptr + np.arange(n + 1)
+        indices, values = np.full(indptr[-1], self._d, np.int32), np.ones(indptr[-1], np.float32)
+        inside = np.ones(len(indices), np.bool_)
+        inside[indptr[1:] - 1] = False
+        indices[inside], values[inside] = block.indices, block.values
+        return ranked(CSR(indptr, indices, values))
+
+    @property
+    def bytes_read(self) -> int:
+        return self._X.bytes_read
+
+    def _taken(self, rows: RankedRows, lines: NDArray[np.int64]) -> RankedRows:
+        counts = np.diff(rows.indptr)[lines]
+        indptr = np.concatenate([[0], np.cumsum(counts)])
+        at = np.arange(indptr[-1]) + np.repeat(rows.indptr[lines] - indptr[:-1], counts)
+        return RankedRows(indptr, rows.ranks[at], rows.features[at], rows.values[at])
+
+    def _own(self, classes: NDArray[np.int32], lines: NDArray[np.int32], rows: RankedRows) -> NDArray[np.float32]:
+        return self.vectors.dots(classes, lines, rows)
+
+    def _made(self) -> Oracle:
+        p = self._p
+        if p.oracle == "exact":
+            return Exact(self.vectors, self._seed, self._threads)
+        more = {} if p.candidates is None else {"ef": p.candidates}
+        return SmallWorld(self.vectors, self._seed, self._threads, links=p.degree, **more)
+
+    def predict(self, rows: RankedRows) -> NDArray[np.int64]:
+        exact = Exact(self.vectors, self._seed, self._threads, by_norm=self._p.cosine)
+        return _nothing_excluded(exact, rows, len(rows.indptr) - 1, ~self._learned)
+
+    def load(self, path: Path) -> None:
+        for first, some in read_sparse(path, self.vectors.n_classes, self._d + self._p.bias):
+            self.vectors.put(np.arange(first, first + len(some.indptr) - 1), ranked(some))
+
+    def store(self, path: Path) -> None:
+        k = self.vectors.n_classes
+        ends = np.concatenate([[0], np.cumsum(self.vectors.n_entries, dtype=np.int64)])
+        write_sparse(path, (self.vectors.export(np.arange(*some)) for some in class_ranges(ends, 0, k)))
+
+    @property
+    def nnz(self) -> int:
+        return int(self.vectors.n_entries.sum(dtype=np.int64))
+
+
+class DenseLearner(Learner):
+    """Over the coordinates of a truncated SVD, which lie on disk."""
+
+    def __init__(
+        self, dataset: Dataset, p: MEMOIRParameters, learned: NDArray[np.bool_], coordinates: Panels, seed: int,
+        sizes: StepsPlan,
+    ) -> None:  # fmt: skip
+        super().__init__(p, learned)
+        self._coordinates, self._seed, self._threads, self._n_read = coordinates, seed, sizes.threads, 0
+        self.vectors = DenseVectors(dataset.n_labels, coordinates.columns, sizes.vectors)
+        self.weights = Weights(self.vectors)
+
+    def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        self._n_read += len(numbers)
+        return self._coordinates.gather(numbers)
+
+    @property
+    def bytes_read(self) -> int:
+        return 4 * self._coordinates.columns * self._n_read
+
+    def _taken(self, rows: NDArray[np.float32], lines: NDArray[np.int64]) -> NDArray[np.float32]:
+        return rows[lines]
+
+    def _own(
+        self, classes: NDArray[np.int32], lines: NDArray[np.int32], rows: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        return self.vectors.dots(classes, lines, rows)
+
+    def _made(self) -> Oracle:
+        p = self._p
+        if p.oracle == "exact":
+            return DenseExact(self.vectors, self._seed, self._threads)
+        return SimpleLSH(self.vectors, self._seed, self._threads, bits=p.bits, candidates=p.candidates)
+
+    def predict(self, rows: NDArray[np.float32]) -> NDArray[np.int64]:
+        exact = DenseExact(self.vectors, self._seed, self._threads, by_norm=self._p.cosine)
+        return _nothing_excluded(exact, rows, len(rows), ~self._learned)
+
+    def load(self, path: Path) -> None:
+        for first, lines in read_dense(path, self.vectors.n_classes, self.vectors.n_features):
+            self.vectors.put(np.arange(first, first + len(lines)), lines)
+
+    def store(self, path: Path) -> None:
+        k = self.vectors.n_classes
+        write_dense(path, (self.vectors.values[low : low + CLASSES] for low in range(0, k, CLASSES)))
+
+    @property
+    def nnz(self) -> int:
+        return int(np.count_nonzero(self.vectors.values))
+
+
+def _nothing_excluded(oracle: Oracle, rows: Any, n: int, barred: NDArray[np.bool_]) -> NDArray[np.int64]:
+    oracle.barred = barred
+    return oracle.query(rows, Labels(np.zeros(n + 1, np.int64), np.empty(0, np.int32))).classes.astype(np.int64)
+
+
+def learner_of(
+    dataset: Dataset, p: MEMOIRParameters, coordinates: Panels | None, learned: NDArray[np.bool_], seed: int,
+    sizes: StepsPlan,
+) -> Learner:  # fmt: skip
+    """W = 0 of a variant."""
+    if coordinates is not None:
+        return DenseLearner(dataset, p, learned, coordinates, seed, sizes)
+    return SparseLearner(dataset, p, learned, seed, sizes)

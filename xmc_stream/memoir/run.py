@@ -1,0 +1,108 @@
+"""MEMOIR's training: segments of steps until the held-out rows say stop; then the model of the best one.
+
+The loop is a generator, as that of `ppdsparse.run`. All it decides comes from receipts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.memoir.parameters import MEMOIRParameters
+from xmc_stream.memoir.plan import plan_steps, resolved, shares
+from xmc_stream.memoir.reduction import REDUCED, Reduction
+from xmc_stream.memoir.state import state_path
+from xmc_stream.memoir.steps import Data, DecisionJob, FactorsJob, StepsJob, UnitJob
+from xmc_stream.methods.contract import WRITING
+from xmc_stream.models.linear.units import tiles_of, units_of_run
+from xmc_stream.models.linear.weights import starts_of, unit_path
+from xmc_stream.models.lowrank.factors import FACTORS
+from xmc_stream.models.lowrank.products import Learned
+from xmc_stream.runtime.job import Job, Ledger, Loop, Phase
+from xmc_stream.runtime.plan import MemoryPlan
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import DECISION
+from xmc_stream.store.places import make_folder
+
+_STEPPED = 0.95  # of a run: where the steps end
+SEGMENTS = 20  # of a run, at most; after each the held-out rows are scored
+
+
+@dataclass
+class MEMOIRRun:
+    """A training run: what to learn from, where to, and within which memory; see `ppdsparse.run.PPDSparseRun`."""
+
+    dataset: Dataset
+    work: Path
+    parameters: MEMOIRParameters
+    seed: int
+    plan: MemoryPlan
+    ledger: Ledger
+
+    def loop(self) -> Loop:
+        """Phases of jobs; returns attributes of the model."""
+        p, d = resolved(self.parameters, self.dataset), self.dataset
+        learned = Learned.of(d, 0.0, self.seed, p.bias)
+        reduction = Reduction(learned, p.rank, self.work, self.plan, self.ledger)
+        reduced: dict[str, Any] = {}
+        data = Data(str(d.path), str(self.work), p, self.seed, shares(d, p))
+        if p.variant == "lsh":
+            made = yield from reduction.loop()
+            reduced = {"rank": reduction.kept, "singular_values": made["singular_values"], "threshold": 0.0}
+            yield from reduction.project()
+            data = Data(data.path, data.work, p, self.seed, data.share, reduction.projected())
+        make_folder(self.work / "state" / "steps")
+        history, best = yield from self._steps(data)
+        state = str(state_path(self.work, history[best]["segment"]))
+        decided: dict[str, Any] = {}
+        if data.share and not d.one_label:
+            words = "learning from the rows held out which labels to predict"
+            decided = (yield Phase("decision", [DecisionJob(data, state)], words, (_STEPPED, _STEPPED)))[0]
+        rows = {name: history[best][name] for name in ("accuracy", "macro_F1", "n_held_out") if name in history[best]}
+        common = {
+            "objective": history[-1]["loss"], "duality_gap": None, "best_step": history[best]["steps"],
+            "steps": history[-1]["steps"], **{f"held_out_{name}": value for name, value in rows.items()},
+            "history": history, **({DECISION: decided[DECISION]} if decided else {}),
+        }  # fmt: skip
+        if p.variant == "lsh":
+            job = FactorsJob(data, state, reduction.vectors(), str(self.work / FACTORS))
+            yield Phase("finalise", [job], WRITING, (_STEPPED, 1.0))
+            return {**common, **reduced, "nnz": (learned.n_inputs() + d.n_labels) * reduction.kept}
+        units = units_of_run(d, self.ledger, ("finalise",))
+        jobs: list[Job] = [UnitJob(data, state, unit, str(unit_path(self.work, unit))) for unit in units]
+        receipts = yield Phase("finalise", jobs, WRITING, (_STEPPED, 1.0), twice=True)
+        return {
+            **common, "nnz": sum(receipt["nnz"] for receipt in receipts), "tiles": tiles_of(receipts), **starts_of(units),
+        }  # fmt: skip
+
+    def _steps(self, data: Data) -> Any:
+        """Segments until they bring no more; returns what each says, and which is the best."""
+        p, d = data.parameters, self.dataset
+        most = p.most_steps
+        length = -(-most // SEGMENTS)
+        history: list[dict[str, Any]] = []
+        best, before, said = 0, "", ""
+        for number, first in enumerate(range(0, most, length)):
+            last = min(first + length, most)
+            job = StepsJob(data, number, first, last, before, plan_steps(self.plan, d, p))
+            begin = REDUCED if p.variant == "lsh" else 0.0
+            span = begin + (_STEPPED - begin) * first / most, begin + (_STEPPED - begin) * last / most
+            words = f"step {first + 1:,} of {most:,}{said}"
+            receipt = (yield Phase("steps", [job], words, span, unit="segment", number=number + 1))[0]
+            history.append({"segment": number, "steps": last, **receipt["said"]})
+            said = _told(history[-1])
+            if "macro_F1" not in history[-1] or history[-1]["macro_F1"] > history[best]["macro_F1"]:
+                best = number
+            for old in range(number):
+                if old != best:
+                    state_path(self.work, old).unlink(missing_ok=True)
+            before = str(job.out)
+            if number - best >= p.patience:
+                break
+        return history, best
+
+
+def _told(entry: dict[str, Any]) -> str:
+    held_out = f"macro-F1 {entry['macro_F1']:.2f}, " if "macro_F1" in entry else ""
+    return f" ({held_out}loss {entry['loss']:.4g}, {entry['nnz']:,} weights)"

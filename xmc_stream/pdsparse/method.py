@@ -1,0 +1,182 @@
+"""PD-Sparse as a method: see `methods.contract`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.methods.contract import Forecast, Method, Redo, Task
+from xmc_stream.models.linear.weights import finalise_key
+from xmc_stream.pdsparse.parameters import PDSparseParameters
+from xmc_stream.pdsparse.passes import PassProbe
+from xmc_stream.pdsparse.plan import MOST_FORESEEN, PassPlan, most_tables, pass_needs, plan_pass
+from xmc_stream.pdsparse.run import PDSparseRun, most_passes
+from xmc_stream.pdsparse.warm import PDSparseWarmUp
+from xmc_stream.runtime.job import Job, Ledger, Receipt
+from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+
+
+@dataclass
+class PassForecaster(Forecaster):
+    """At most so many passes; its tables grow as they are needed."""
+
+    task: Task
+    once: Callable[[Job], Receipt]
+
+    def __post_init__(self) -> None:
+        self._known: Receipt | None = None
+
+    def check(self, plan: MemoryPlan) -> None:
+        """Whether a group of rows fits, and tables as large as a probe says, as far as it can say that."""
+        dataset, parameters = self.task.dataset, self.task.parameters
+        sizes = self._sizes(plan)
+        if not sizes.dense:
+            probe = self._probe(sizes)
+            tables = max(probe["tables"], 2 * sizes.tables * probe["full"])
+            tables = min(tables, most_tables(dataset, parameters), MOST_FORESEEN)
+            needs = {**pass_needs(dataset, parameters), "dual variables": sizes.dual, "tables": tables}
+            if sizes.tables < tables:
+                plan.refuse_unless(needs, "PD-Sparse")
+
+    def _sizes(self, plan: MemoryPlan) -> PassPlan:
+        """What a segment may hold; a post-solve has tables in any case."""
+        sizes, parameters = plan_pass(plan, self.task.dataset, self.task.parameters), self.task.parameters
+        return replace(sizes, dense=sizes.dense and not parameters.post_solve)
+
+    def _probe(self, sizes: PassPlan) -> Receipt:
+        """What a probe says. Of tables it says the same within every plan that has room for them."""
+        if self._known is not None and not sizes.dense:
+            return self._known
+        dataset, parameters = self.task.dataset, self.task.parameters
+        receipt = self.once(PassProbe(str(dataset.path), parameters, self.task.seed, sizes))
+        if not sizes.dense and not receipt["full"]:
+            self._known = receipt
+        return receipt
+
+    def forecast(self, plan: MemoryPlan) -> Forecast:
+        """By a probe of the first rows."""
+        self.check(plan)
+        dataset, parameters, sizes = self.task.dataset, self.task.parameters, self._sizes(plan)
+        probe = self._probe(sizes)
+        tables = 8 * dataset.n_features * dataset.n_labels if sizes.dense else min(sizes.tables, probe["tables"])
+        passes = most_passes(parameters, dataset.n_samples)
+        n_bytes = passes * (dataset.X_rows().nnz * 8 + dataset.Y_rows().nnz * 4)
+        return {
+            "passes": passes,
+            "at_most": True,
+            "bytes_read": n_bytes,
+            "bytes_streamed": n_bytes,
+            "bytes_gathered": 0,
+            "peak_phase": "pass",
+            "peak_parts": {**pass_needs(dataset, parameters), "tables, about": tables},
+            "seconds": round(passes * probe["seconds"] * dataset.n_samples, 1),
+            "threads": 1,
+        }
+
+
+class PDSparseMethod(Method):
+    """Max-margin learning of all classes at once (Yen et al. 2016)."""
+
+    parameters = PDSparseParameters
+    reported = (
+        "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3", "held_out_P@5", "n_learned", "n_held_out", "n_skipped",
+        "history",
+    )  # fmt: skip
+    one_by_one = True
+
+    def has_zero(self, parameters: Any) -> bool:
+        """No: losses compare the labels of a row."""
+        return False
+
+    def decides(self, parameters: Any) -> bool:
+        """By the rows that say when to stop."""
+        return bool(parameters.held_out > 0)
+
+    def warm_up(self, task: Task) -> Job:
+        """Train on a few rows."""
+        return PDSparseWarmUp()
+
+    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PassForecaster:
+        """It probes when it is asked for a forecast."""
+        return PassForecaster(task, once)
+
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PDSparseRun:
+        """Pass after pass."""
+        return PDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
+
+    def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
+        """Units by finalise, the weights of all by a job of its own; for passes see `redo`."""
+        kind, name = folder.parts[-2:]
+        if kind == "units":
+            return finalise_key(name)
+        return "weights" if kind == "weights" else None
+
+    def sealed(self, folder: Path) -> bool:
+        """Passes are."""
+        return pass_of(folder.parent.name) is not None
+
+    def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
+        """Where passes are damaged, all from the first of them on is done again."""
+        passes: dict[tuple[int, int], str] = {}
+        others = {}
+        for folder, damage in damaged.items():
+            if (of := pass_of(folder.parent.name)) is not None:
+                passes[of] = damage
+            else:
+                others[folder] = damage
+        found = super().redo(work, others, keys, warm_start)
+        if passes:
+            (stage, number), segments, folders = segments_again(work, passes, keys)
+            found.append(Redo(passes[min(passes)], f"pass/{stage}/{number}", undo=segments, remove=folders))
+        return found
+
+    def summary(self, report: Mapping[str, Any]) -> list[str]:
+        """Which pass is the best, and how near to the optimum it is."""
+        held_out = report.get("held_out_P@1")
+        said = "" if held_out is None else f", P@1 {held_out:.2f} on {report['n_held_out']:,} rows held out"
+        skipped = f"; {report['n_skipped']:,} rows without labels, or with all, left out" if report["n_skipped"] else ""
+        return [
+            f"lam {report['lam']:g}, the best of {report['rounds']} passes is number {report['best_pass']}{said}{skipped}",
+            f"objective {report['objective']:.6g}, within {100 * report['duality_gap']:.2g} % of its optimum",
+        ]
+
+
+def pass_of(kind: str) -> tuple[int, int] | None:
+    """Stage and pass of PD-Sparse that a folder of state has its name from, if so."""
+    found = re.fullmatch(r"(?:dual|tables)-(\d+)-(\d+)", kind)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def segments_again(
+    work: Path, damaged: Iterable[tuple[int, int]], keys: Iterable[str]
+) -> tuple[tuple[int, int], list[str], list[Path]]:
+    """Where some passes are damaged: stage and pass that PD-Sparse goes back to the beginning of, segments to undo, folders
+    to remove.
+
+    That is behind the last pass before all damage, of its stage, whose files are all there (some are gone: what none goes
+    on from is not kept), or else the stage's beginning: it begins from nothing, or from a pass of an earlier one.
+    keys: of all jobs that are done.
+    """
+    segments: dict[tuple[int, int], list[int]] = {}
+    for key in keys:
+        kind, *place = key.split("/")
+        if kind == "pass":
+            stage, number, first = map(int, place)
+            segments.setdefault((stage, number), []).append(first)
+    stage, number = min(damaged)
+    while number and not _pass_is_there(work, stage, number - 1, segments.get((stage, number - 1), [])):
+        number -= 1
+    to = stage, number
+    undone = [f"pass/{s}/{n}/{first}" for (s, n), firsts in segments.items() if (s, n) >= to for first in firsts]
+    folders = [f for f in work.glob("state/*") if (of := pass_of(f.name)) is not None and of >= to]
+    return to, undone, folders
+
+
+def _pass_is_there(work: Path, stage: int, number: int, segments: Sequence[int]) -> bool:
+    place = f"{stage}-{number}"
+    needed = [work / "state" / f"dual-{place}" / f"{first:06d}" for first in segments]
+    needed += [work / "state" / f"tables-{place}" / f"{first:06d}" for first in sorted(segments)[-1:]]
+    return bool(segments) and all(folder.exists() for folder in needed)

@@ -1,0 +1,111 @@
+"""Rows in the order of a pass, gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.dual import HELD_OUT, held_out
+from xmc_stream.kernels.order import GROUP, strip_slots
+from xmc_stream.pdsparse.parameters import PDSparseParameters
+from xmc_stream.pdsparse.plan import STRETCH, PassPlan
+from xmc_stream.pdsparse.solver import label_numbers, strip_bits
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import Block, Buffer
+
+Which = Literal["learned", "held out", "all"]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is learned from, and how; the same for all jobs of a run. work: folder of the run."""
+
+    path: str
+    work: str
+    parameters: PDSparseParameters
+    seed: int
+    plan: PassPlan
+
+
+class Rows:
+    """Rows of a dataset, for one job, and their labels by number.
+
+    which: to visit: those to learn from, those held out, or all; of all none is held out.
+    """
+
+    def __init__(self, data: Data, which: Which = "learned") -> None:
+        self.dataset = Dataset(data.path)
+        self.n_samples, self.n_labels = self.dataset.n_samples, self.dataset.n_labels
+        self.X, self.Y = self.dataset.X_rows(), self.dataset.Y_rows()
+        self.bits = strip_bits(self.n_samples, self.X.nnz)
+        self.n_strips = -(-self.n_samples >> self.bits)
+        self.numbers = label_numbers(self.n_labels, data.seed).astype(np.int32)
+        share = min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
+        self._seed, self._share, self._which = data.seed, 0.0 if which == "all" else share, which
+        self._nnz = data.plan.nnz
+        self._buffer = Buffer(self.X, data.plan.nnz)
+
+    @property
+    def n_held_out(self) -> int:
+        """Rows that are held out, about."""
+        return round(self._share * self.n_samples)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the ranges read so far."""
+        return self.X.bytes_read + self.Y.bytes_read
+
+    def groups(self, key: np.uint64) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Strips in the order of a pass, and the slot of each strip."""
+        slots = np.empty(self.n_strips, np.int64)
+        strip_slots(self.n_strips, key, slots)
+        return np.argsort(slots), slots
+
+    def kept_out(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows are held out."""
+        out = np.zeros(len(rows), np.bool_)
+        if self._share:
+            held_out(rows, self._seed, self._share, out)
+        return out
+
+    def visited(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows are to visit."""
+        return ~(self.kept_out(rows) ^ (self._which == "held out"))
+
+    def labels(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Labels of rows (ascending), by number: indptr, numbers."""
+        block = self.Y.gather(rows)
+        return block.indptr, self.numbers[block.indices]
+
+    def stretches(self, counts: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """An order of rows with so many entries each, in pieces that fit in memory."""
+        ends = np.cumsum(counts[order])
+        begin = 0
+        while begin < len(order):
+            before = int(ends[begin - 1]) if begin else 0
+            end = max(int(np.searchsorted(ends, before + self._nnz, side="right")), begin + 1)
+            end = min(end, begin + STRETCH, len(order))
+            yield order[begin:end]
+            begin = end
+
+    def gather(self, rows: NDArray[np.int64], spans: tuple[NDArray[np.int64], NDArray[np.int64]]) -> Block:
+        """Rows (ascending) of X, no more than a piece of `stretches`."""
+        return self.X.gather(rows, self._buffer, spans)
+
+    def blocks(self, held_out: bool) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:
+        """Rows with labels, but not all, that are held out, or the others, in order: X, their labels as indptr, numbers."""
+        step = GROUP << self.bits
+        for start in range(0, self.n_samples, step):
+            rows = np.arange(start, min(start + step, self.n_samples))
+            n_labels = self.Y.lengths(rows)[1]
+            rows = rows[(self.kept_out(rows) == held_out) & (n_labels > 0) & (n_labels < self.n_labels)]
+            if not len(rows):
+                continue
+            spans = self.X.lengths(rows)
+            for piece in self.stretches(spans[1], np.arange(len(rows))):
+                mine = spans[0][piece], spans[1][piece]
+                yield self.gather(rows[piece], mine), *self.labels(rows[piece])

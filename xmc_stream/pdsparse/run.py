@@ -1,0 +1,268 @@
+"""PD-Sparse's passes: segment after segment until the held-out rows say stop, for each lam; then the model of the best pass.
+
+The loop is a generator, as that of `ppdsparse.run`. All it decides comes from receipts. After a kill it runs
+again from the start, and the receipts come out of the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.errors import InputError
+from xmc_stream.methods.contract import WRITING
+from xmc_stream.models.linear.units import tiles_of, units_of_run
+from xmc_stream.models.linear.weights import starts_of, unit_path
+from xmc_stream.pdsparse.parameters import PDSparseParameters
+from xmc_stream.pdsparse.passes import ObjectiveJob, SegmentJob, UnitJob, WeightsJob, drop_session
+from xmc_stream.pdsparse.plan import plan_pass
+from xmc_stream.pdsparse.rows import Data, Which
+from xmc_stream.pdsparse.solver import more_labels, n_groups
+from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import remove
+from xmc_stream.store.model import DECISION
+
+_HELD_OUT_PASSES = 2  # over the rows that were held out, before those over all
+_REFIT_VISITS = 25_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop
+_SEGMENT_SECONDS = 30.0  # of a segment, about: what a kill loses
+_PASSES = 0.95  # of a run, that passes take
+_POST_PASSES = 10  # of the post-solve, at most
+_LAST = ("square", "l1", "nnz", "hits", "n_held_out")  # of the last segment of a pass
+_SUMS = ("rows", "negatives", "active", "used", "searched", "stepped")
+
+
+def refit_passes(n_samples: int) -> int:
+    """Passes over all rows once held-out ones have said when to stop: one, or more where they take next to nothing."""
+    return -(-_REFIT_VISITS // max(n_samples, 1))
+
+
+def most_passes(parameters: PDSparseParameters, n_samples: int) -> int:
+    """Passes of a run, at most: for each lam, over all rows, of the post-solve, for the objective."""
+    refit = _HELD_OUT_PASSES + min(refit_passes(n_samples), parameters.max_passes)
+    again = refit * (parameters.refit and parameters.held_out > 0) + _POST_PASSES * parameters.post_solve
+    return len(parameters.lams) * parameters.max_passes + again + 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Passes with one lam. number: of the stage in the run; start: the pass that it goes on from, None for from nothing.
+
+    support, rows: see `SegmentJob`; passes: at most.
+    """
+
+    number: int
+    name: str
+    lam: float
+    passes: int
+    start: Pass | None = None
+    support: float | None = None
+    rows: Which = "learned"
+
+
+@dataclass
+class Pass:
+    """A pass that has ended: where it left things, sums over its segments, and what stands in the receipt of the last one."""
+
+    stage: Stage
+    number: int
+    most: int
+    dual: tuple[str, ...]
+    tables: str
+    sums: dict[str, Any]
+
+    @property
+    def dual_objective(self) -> float:
+        """1/2 ||w||^2 + the sum of a over negatives."""
+        square, negatives = float(self.sums["square"]), float(self.sums["negatives"])
+        return 0.5 * square + negatives
+
+    def precision(self, k: int) -> float:
+        """P@k on the rows held out, in per cent; 0 without any."""
+        hits, held_out = sum(self.sums["hits"][:k]), int(self.sums["n_held_out"])
+        return float(100.0 * hits / (k * max(held_out, 1)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers for the model's attributes."""
+        f, rows = self.sums, max(self.sums["rows"], 1)
+        return {
+            "stage": self.stage.name, "pass": self.number + 1, "lam": self.stage.lam, "dual": self.dual_objective,
+            **{f"held_out_P@{k}": round(self.precision(k), 4) for k in (1, 3, 5) if f["n_held_out"]}, "nnz": f["nnz"],
+            "active_labels": round(f["active"] / rows, 4), "nnz_a": round(f["used"] / rows, 4), "rows": f["rows"],
+        }  # fmt: skip
+
+
+@dataclass
+class PDSparseRun:
+    """A training run: what to learn from, where to, and within which memory; see `ppdsparse.run.PPDSparseRun`."""
+
+    dataset: Dataset
+    work: Path
+    parameters: PDSparseParameters
+    seed: int
+    plan: MemoryPlan
+    ledger: Ledger
+
+    def __post_init__(self) -> None:
+        d, p = self.dataset, self.parameters
+        nnz = d.X_rows().nnz
+        self._data = Data(str(d.path), str(self.work), p, self.seed, plan_pass(self.plan, d, p))
+        self._groups = n_groups(d.n_samples, nnz)
+        self._rate = p.rate_for(d.n_features, d.n_labels, d.n_samples, nnz)
+        self._passes: list[Pass] = []
+
+    def loop(self) -> Loop:
+        """Phases of jobs; returns attributes of the model."""
+        p = self.parameters
+        best: Pass | None = None
+        for number, lam in enumerate(p.lams):
+            name = "pass" if len(p.lams) == 1 else f"lam {lam:g}, pass"
+            found = yield from self._stage(Stage(number, name, lam, p.max_passes), best)
+            if best is None or self._score(found) > self._score(best):
+                self._drop(best)
+                best = found
+            else:
+                self._drop(found)
+        if best is None:
+            raise InputError("PDSparse has no lam to try")
+        lam, number = best.stage.lam, len(p.lams)
+        rows: Which = "learned" if best.sums["n_held_out"] else "all"
+        final = best
+        if p.refit and rows == "learned":
+            # rows that were held out begin from nothing: they come to where the others are before these move again
+            stage = Stage(number, "held-out rows, pass", lam, _HELD_OUT_PASSES, best, rows="held out")
+            final = yield from self._stage(stage)
+            rows = "all"
+            passes = min(refit_passes(self.dataset.n_samples), p.max_passes)
+            final = yield from self._stage(Stage(number + 1, "all rows, pass", lam, passes, final, rows=rows))
+        primal = final
+        objective_job = ObjectiveJob(self._data, lam, final.tables, rows)
+        losses = (yield Phase("objective", [objective_job], "computing the objective"))[0]
+        if p.post_solve:
+            stage = Stage(number + 2, "post-solve, pass", 0.0, _POST_PASSES, final, support=lam, rows=rows)
+            solved = yield from self._stage(stage)
+            final = solved if rows == "all" or self._score(solved) > self._score(best) else best
+        weights = self.work / "state" / "weights" / "all"
+        max_bytes = max(16 * MIB, self.plan.budget // 2)
+        weights_job = WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)
+        yield Phase("weights", [weights_job], WRITING, (_PASSES, _PASSES))
+        d = self.dataset
+        units = units_of_run(d, self.ledger, ("finalise",))
+        jobs = [
+            UnitJob(self._data, str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units
+        ]
+        receipts = yield Phase("finalise", jobs, WRITING, (_PASSES, 1.0), twice=True)
+        drop_session(str(self.work))
+        objective = 0.5 * losses["square"] + lam * losses["l1"] + p.C * losses["losses"]
+        gap = objective + primal.dual_objective
+        said = best.to_dict()
+        decided = next((done.sums[DECISION] for done in (final, best) if DECISION in done.sums), None)
+        return {
+            "rounds": len(self._passes),
+            "nnz": sum(receipt["nnz"] for receipt in receipts),
+            "tiles": tiles_of(receipts),
+            **starts_of(units),
+            "objective": objective,
+            "duality_gap": gap / objective if objective else 0.0,
+            "lam": lam,
+            "best_pass": best.number + 1,
+            **{name: value for name, value in said.items() if name.startswith("held_out")},
+            **({DECISION: decided} if decided else {}),
+            "n_learned": final.sums["rows"],
+            "n_held_out": best.sums["n_held_out"],
+            "n_skipped": d.n_samples - best.sums["rows"] - best.sums["n_held_out"],
+            "history": [done.to_dict() for done in self._passes],
+        }
+
+    def _score(self, done: Pass) -> float:
+        """What held-out rows say of a pass: P@1, or where rows have several labels the mean of P@1, P@3, P@5."""
+        several = self.dataset.Y_rows().nnz > self.dataset.n_samples
+        ks = (1, 3, 5) if several else (1,)
+        return sum(done.precision(k) for k in ks) / len(ks)
+
+    def _stage(self, stage: Stage, other: Pass | None = None) -> Generator[Phase, list[Receipt], Pass]:
+        """Passes until they bring no more; returns the best. other: a pass that must stay."""
+        p, d = self.parameters, self.dataset
+        bound = min(p.most, d.n_labels)
+        most = min(bound, max(1, -(-d.Y_rows().nnz // max(d.n_samples, 1))))
+        most = stage.start.most if stage.start else most
+        best, before, waited, stay = None, stage.start, 0, (stage.start, other)
+        for number in range(stage.passes):
+            done = yield from self._pass(stage, number, before, most)
+            if before is not best and before not in stay:
+                self._drop(before)
+            before, f = done, done.sums
+            most = most if stage.start else more_labels(most, f["searched"], f["stepped"], bound)
+            if f["n_held_out"] and best is not None and self._score(done) <= self._score(best):
+                waited += 1
+                if waited == p.patience:
+                    break
+                continue
+            if best not in stay:
+                self._drop(best)
+            best, waited = done, 0
+            if not f["n_held_out"] and f["largest"] <= p.tol:
+                break
+        if before is not best:
+            self._drop(before)
+        return best or done
+
+    def _pass(
+        self, stage: Stage, number: int, before: Pass | None, most: int
+    ) -> Generator[Phase, list[Receipt], Pass]:  # fmt: skip
+        last_one = self._passes[-1] if self._passes else None
+        said = "" if last_one is None else f" ({self._told(last_one)})"
+        words = f"{stage.name} {number + 1} of at most {stage.passes}{said}"
+        speed = 0.0 if last_one is None else self._groups / max(last_one.sums["seconds"], 1e-3)
+        first, tables = 0, "" if before is None else before.tables
+        dual = () if before is None else before.dual
+        segments: list[SegmentJob] = []
+        sums: dict[str, Any] = dict.fromkeys((*_SUMS, "largest", "n_held_out", "seconds"), 0) | {"hits": [0]}
+        while first < self._groups:
+            last = min(self._groups, first + max(1, int(speed * _SEGMENT_SECONDS)))
+            job = SegmentJob(
+                self._data, stage.number, stage.lam, number, first, last, self._groups, most, self._rate, dual, tables,
+                stage.support, stage.rows,
+            )  # fmt: skip
+            known = self.ledger.get(job.key)
+            if known is None:
+                span = self._place(stage, number, first), self._place(stage, number, last)
+                receipts = yield Phase(
+                    f"{stage.name} {number + 1}", [job], words, span, unit="pass", number=len(self._passes) + 1
+                )
+                known = receipts[0]
+            first, speed = known["last"], (known["last"] - first) / max(known["seconds"], 1e-3)
+            if segments:
+                remove(segments[-1].folder("tables"))
+            segments.append(job)
+            tables = str(job.folder("tables"))
+            for name in (*_SUMS, "seconds"):
+                sums[name] += known[name]
+            sums["largest"] = max(sums["largest"], known["largest"])
+            sums |= {what: known[what] for what in (*_LAST, DECISION) if what in known}
+        done = Pass(stage, number, most, tuple(str(segment.folder("dual")) for segment in segments), tables, sums)
+        if stage.rows != "held out":
+            self._passes.append(done)
+        return done
+
+    def _place(self, stage: Stage, number: int, group: int) -> float:
+        """How far a run is, before a group of rows of a pass; stages may end before all of their passes."""
+        p = self.parameters
+        stages = len(p.lams) + 2 * p.refit + p.post_solve
+        within = (number + group / self._groups) / stage.passes
+        return _PASSES * min(1.0, (min(stage.number, stages - 1) + within) / stages)
+
+    @staticmethod
+    def _told(done: Pass) -> str:
+        f = done.to_dict()
+        held_out = f"P@1 {f['held_out_P@1']:.2f}, " if "held_out_P@1" in f else ""
+        return f"dual {f['dual']:.6g}, {held_out}{f['nnz']:,} weights, {f['active_labels']:.3g} active labels a sample"
+
+    def _drop(self, done: Pass | None) -> None:
+        """Remove what a pass left on disk."""
+        if done is not None:
+            for kind in ("dual", "tables"):
+                remove(self.work / "state" / f"{kind}-{done.stage.number}-{done.number}")

@@ -1,0 +1,287 @@
+"""Where the active rows of large classes are while X streams by: in memory, by strips on disk, or one class on disk."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.kernels.active import count_before, draw_negatives, mark, marked_rows, rank
+from xmc_stream.kernels.blocks import ActiveSets
+from xmc_stream.kernels.order import RowOrder
+from xmc_stream.kernels.spill import ASLEEP, FRESH, POSITIVE
+from xmc_stream.kernels.stream import ActiveRows, strip_starts
+from xmc_stream.ppdsparse.streaming import Taken
+from xmc_stream.runtime.plan import MIB
+from xmc_stream.store.encoding import index_dtype
+from xmc_stream.store.matrix import SparseMatrix
+
+NO_STARTS = np.empty((0, 0), np.int32)  # of active rows that are taken for some strips alone
+_STEP = MIB // 4  # rows, or entries of a line, at a time
+
+
+class ScratchFile:
+    """Values of one type on disk."""
+
+    def __init__(self, path: Path, dtype: Any) -> None:
+        self.dtype = np.dtype(dtype)
+        self._path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+
+    def write(self, at: int, values: NDArray[Any]) -> None:
+        view, offset = values.view(np.uint8), at * self.dtype.itemsize
+        while len(view):
+            n = os.pwrite(self._fd, view.data, offset)
+            view, offset = view[n:], offset + n
+
+    def read(self, begin: int, end: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        out = np.empty(end - begin, self.dtype) if out is None else out
+        view, offset = out.view(np.uint8), begin * self.dtype.itemsize
+        while len(view):
+            n = os.preadv(self._fd, [view.data], offset)
+            if n == 0:
+                raise StoreError(f"{self._path} ends early: run the same command again, it goes on")
+            view, offset = view[n:], offset + n
+        return out
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class MemoryRows:
+    """Active rows of some classes in memory. order: of the rows."""
+
+    def __init__(self, sizes: NDArray[np.int64], order: RowOrder, approximate: bool) -> None:
+        self.n_classes = len(sizes)
+        ptr = np.concatenate([[0], np.cumsum(sizes)])
+        n = int(ptr[-1])
+        self._strip_bits = order.strip_bits
+        self.all = ActiveRows(
+            ptr, np.empty(n, index_dtype(order.n_samples)), np.empty(n, np.int8), np.empty(n), np.zeros(n, np.bool_),
+            np.empty((len(sizes), order.n_strips + 1), np.int32),
+        )  # fmt: skip
+        self._fresh = np.zeros(n if approximate else 0, np.bool_)
+
+    def put(self, c: int, sets: ActiveSets) -> None:
+        """The active set of class c."""
+        mine = slice(int(self.all.ptr[c]), int(self.all.ptr[c + 1]))
+        self.all.rows[mine], self.all.sign[mine], self.all.alpha[mine] = sets.rows, sets.sign, sets.alpha
+        strip_starts(sets.rows, self._strip_bits, self.all.starts[c])
+        if len(self._fresh):
+            self._fresh[mine] = (sets.alpha == 0.0) & (sets.sign < 0)
+
+    def take(self, ranges: Sequence[tuple[int, int]]) -> Taken:
+        return Taken(self.all)
+
+    def give_back(self, taken: Taken) -> None:
+        pass
+
+    def sleeping(self) -> NDArray[np.bool_]:
+        ends = itertools.pairwise(self.all.ptr.tolist())
+        return np.array([self.all.asleep[a:b].any() for a, b in ends], np.bool_)
+
+    def wake(self, classes: NDArray[np.bool_]) -> None:
+        for c in np.flatnonzero(classes):
+            self.all.asleep[self.all.ptr[c] : self.all.ptr[c + 1]] = False
+
+    def fresh(self) -> tuple[int, int]:
+        """Rows that an approximate search brought in, and those of them that are of use."""
+        return int(self._fresh.sum()), int((self.all.alpha[: len(self._fresh)][self._fresh] > 0.0).sum())
+
+    def parts(self, c: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.float64]]]:
+        """Rows, signs, alpha of class c, ascending."""
+        mine = slice(int(self.all.ptr[c]), int(self.all.ptr[c + 1]))
+        yield self.all.rows[mine], self.all.sign[mine], self.all.alpha[mine]
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class _Taken(Taken):
+    """Active rows that were read from disk: from which places, with which flags."""
+
+    places: list[tuple[int, int]]
+    flags: NDArray[np.uint8]
+
+
+class DiskRows:
+    """Active rows of one class, on disk: alpha and flags, a value a row. Which rows is a bit each in memory.
+
+    words (N / 64,): the active rows are marked; before: how many are ahead of each word.
+    """
+
+    n_classes = 1
+
+    def __init__(self, folder: Path, words: NDArray[np.uint64], before: NDArray[np.int32], n_samples: int) -> None:
+        self._words, self._before, self._n_samples = words, before, n_samples
+        self.n = count_before(words, before)
+        self._dtype = np.dtype(np.int32 if n_samples < 2**31 else np.int64)
+        self._asleep = 0
+        folder.mkdir(parents=True)
+        self._alpha, self._flags = ScratchFile(folder / "alpha", np.float64), ScratchFile(folder / "flags", np.uint8)
+
+    def _places(self, start: int, stop: int) -> tuple[int, int]:
+        at = np.array([start, min(stop, self._n_samples - 1)], np.int64)
+        out = np.empty(2, np.int64)
+        rank(at, self._words, self._before, out)
+        return int(out[0]), self.n if stop >= self._n_samples else int(out[1])
+
+    def rows(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The active rows in [start, stop), ascending."""
+        low, high = start >> 6, min((stop + 63) >> 6, len(self._words))
+        last = self.n if high == len(self._words) else int(self._before[high])
+        rows = np.empty(last - int(self._before[low]), np.int64)
+        marked_rows(self._words[low:high], rows)
+        rows += low << 6
+        begin, end = np.searchsorted(rows, (start, stop))
+        return rows[begin:end]
+
+    def write(self, at: int, alpha: NDArray[np.float64], flags: NDArray[np.uint8]) -> None:
+        """Values of the active rows from place `at` on."""
+        self._alpha.write(at, alpha)
+        self._flags.write(at, flags)
+
+    def _read(self, begin: int, end: int) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+        return self._alpha.read(begin, end), self._flags.read(begin, end)
+
+    def take(self, ranges: Sequence[tuple[int, int]]) -> _Taken:
+        places = [self._places(*each) for each in ranges]
+        read = [self._read(*each) for each in places]
+        rows = np.concatenate([self.rows(*each) for each in ranges]).astype(self._dtype)
+        alpha = np.concatenate([values[0] for values in read])
+        flags = np.concatenate([values[1] for values in read])
+        sign = np.where(flags & POSITIVE, 1, -1).astype(np.int8)
+        asleep = (flags & ASLEEP).astype(np.bool_)
+        active = ActiveRows(np.array([0, len(rows)]), rows, sign, alpha, asleep, NO_STARTS)
+        return _Taken(active, places, flags)
+
+    def give_back(self, taken: Taken) -> None:
+        if not isinstance(taken, _Taken):
+            return
+        active, flags = taken.active, taken.flags & np.uint8(POSITIVE | FRESH)
+        flags[active.asleep] |= ASLEEP
+        self._asleep += int(active.asleep.sum()) - int(np.count_nonzero(taken.flags & ASLEEP))
+        taken.flags = flags
+        done = 0
+        for begin, end in taken.places:
+            mine = slice(done, done + end - begin)
+            self.write(begin, active.alpha[mine], flags[mine])
+            done += end - begin
+
+    def sleeping(self) -> NDArray[np.bool_]:
+        return np.array([self._asleep > 0])
+
+    def wake(self, classes: NDArray[np.bool_]) -> None:
+        if classes[0]:
+            for begin, end in self._steps():
+                alpha, flags = self._read(begin, end)
+                self.write(begin, alpha, flags & np.uint8(POSITIVE | FRESH))
+            self._asleep = 0
+
+    def _steps(self) -> Iterator[tuple[int, int]]:
+        step = MIB // 16
+        return ((begin, min(begin + step, self.n)) for begin in range(0, self.n, step))
+
+    def fresh(self) -> tuple[int, int]:
+        fresh = used = 0
+        for places in self._steps():
+            alpha, flags = self._read(*places)
+            mine = (flags & FRESH) > 0
+            fresh, used = fresh + int(mine.sum()), used + int((alpha[mine] > 0.0).sum())
+        return fresh, used
+
+    def parts(self, c: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.float64]]]:
+        for start in range(0, self._n_samples, _STEP):
+            active = self.take([(start, min(start + _STEP, self._n_samples))]).active
+            yield active.rows, active.sign, active.alpha
+
+    def close(self) -> None:
+        """Close the files."""
+        self._alpha.close()
+        self._flags.close()
+
+
+def rows_on_disk(
+    folder: Path, words: NDArray[np.uint64], before: NDArray[np.int32], n_samples: int, label: int, seed: int,
+    Y: SparseMatrix, n_active: int, old: tuple[SparseMatrix, int] | None, found: Iterator[NDArray[np.int64]], approximate: bool,
+) -> DiskRows:  # fmt: skip
+    """The active set of a class that is larger than memory: what `merge_candidates` or `start_sets` make, on disk.
+
+    words, before: for its rows' bits. Y: by columns. n_active: its size. old: the active sets of the round before and
+    the class's line in them, None in round 0. found: rows that a search brings in, part by part.
+    """
+    words[:] = 0
+    n_positive = 0
+    for rows, _ in _line(Y, label):
+        n_positive += len(rows)
+        if old is None:
+            mark(rows, words)
+    if old is None:
+        draw_negatives(n_active - n_positive, label, n_samples, seed, words)
+    else:
+        for rows, _ in _line(*old):
+            mark(rows, words)
+        for rows in found:
+            mark(rows, words)
+    active = DiskRows(folder, words, before, n_samples)
+    positives, kept = _Cursor(_line(Y, label)), _Cursor(iter(()) if old is None else _line(*old))
+    done = 0
+    for start in range(0, n_samples, _STEP):
+        stop = min(start + _STEP, n_samples)
+        rows = active.rows(start, stop)
+        alpha, flags = np.zeros(len(rows)), np.zeros(len(rows), np.uint8)
+        mine, _ = positives.up_to(stop)
+        at = np.searchsorted(rows, mine)
+        if len(mine) and (at[-1] == len(rows) or (rows[at] != mine).any()):
+            raise StoreError(
+                f"{Y.path}: positives of label {label} are not among its active rows: remove the unfinished run"
+            )
+        flags[at] = POSITIVE
+        mine, values = kept.up_to(stop)
+        alpha[np.searchsorted(rows, mine)] = values
+        if approximate:
+            flags[(alpha == 0.0) & (flags == 0)] = FRESH
+        active.write(done, alpha, flags)
+        done += len(rows)
+    return active
+
+
+_Part = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def _line(matrix: SparseMatrix, line: int) -> Iterator[_Part]:
+    """Indices and values (zeros for a matrix of ones) of one line, in parts."""
+    for indices, data in matrix.windows(line, line + 1, _STEP):
+        yield indices.astype(np.int64, copy=False), np.zeros(len(indices)) if data is None else data
+
+
+class _Cursor:
+    """Takes an ascending line apart by ranges of indices."""
+
+    def __init__(self, parts: Iterator[_Part]) -> None:
+        self._parts = parts
+        self._ahead: _Part = np.empty(0, np.int64), np.empty(0)
+
+    def up_to(self, stop: int) -> _Part:
+        """What is below `stop` and was not taken yet."""
+        taken = []
+        while True:
+            indices, values = self._ahead
+            n = int(np.searchsorted(indices, stop))
+            taken.append((indices[:n], values[:n]))
+            self._ahead = indices[n:], values[n:]
+            if n < len(indices):
+                break
+            part = next(self._parts, None)
+            if part is None:
+                break
+            self._ahead = part
+        return np.concatenate([part[0] for part in taken]), np.concatenate([part[1] for part in taken])

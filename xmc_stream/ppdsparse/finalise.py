@@ -1,0 +1,117 @@
+"""The last job of a unit: its weights and statistics into the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.tiles import TileSizes
+from xmc_stream.models.linear.weights import HALF_LEAST, Unit, half_holds, new_unit
+from xmc_stream.ppdsparse.candidates import CandidateFile
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.state import BIAS, DUAL, EMPTY, INSIDE, KEPT, LOSS, OUTSIDE, STATUS, UnitState
+from xmc_stream.ppdsparse.statistics import update_statistics
+from xmc_stream.ppdsparse.weights import LossWeights
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB
+from xmc_stream.store.dataset import Dataset
+
+_Weights = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]
+_FEW = 1 << 18  # weights: 2 MiB
+
+
+@dataclass(frozen=True)
+class FinaliseJob:
+    """Write a unit of the model from its last state, and what the last search, an exact one, says of its classes.
+
+    prune: below what a weight is left out; half: weights are stored in 16 bits, where that holds them. Objective and gap are
+    those of the weights before.
+    """
+
+    data: str
+    parameters: PPDSparseParameters
+    weights: LossWeights
+    prune: float
+    half: bool
+    round: int
+    n_samples: int
+    n_features: int
+    unit: Unit
+    state: str
+    candidates: tuple[CandidateFile, ...]
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The unit."""
+        return f"finalise/{self.unit.name}"
+
+    def run(self) -> Receipt:
+        """Write; the receipt sums objective, gap and size."""
+        drop_tiles()
+        first, last = self.unit
+        state = UnitState(Path(self.state), last - first, self.n_samples, self.n_features)
+        statistics = state.statistics
+        if self.candidates:  # else no class is open, its solve has seen all rows, or it is a trial and nobody asks
+            of_classes = self.weights.of_classes(Dataset(self.data), first, last)
+            update_statistics(
+                statistics, self.candidates, first, self.parameters, self.n_samples, self.round, of_classes=of_classes
+            )
+        tiles = TileSizes(first, last, self.n_features)
+        least = np.float32(self.prune)
+        held: list[_Weights] = []
+        half = self.half and half_holds(w for *_, w in self._holding(state, least, held))
+        if half and least < HALF_LEAST:
+            least = HALF_LEAST
+            held.clear()
+        with new_unit(Path(self.out), self.n_features, last - first, np.float16 if half else np.float32) as writer:
+            for lengths, features, values in held or self._weights(state, least):
+                writer.weights.append(lengths, features, values)
+                tiles.add(lengths, features)
+            writer.bias[:] = statistics[:, BIAS]
+            objective = statistics[:, KEPT] + self.parameters.C * statistics[:, LOSS]
+            gap = objective + statistics[:, DUAL]
+            violation = np.maximum(statistics[:, INSIDE], statistics[:, OUTSIDE])
+            figures = {"objective": objective, "duality_gap": gap, "violation": violation}
+            writer.statistics = {name: values.astype(np.float32) for name, values in figures.items()}
+        learned = statistics[:, STATUS] != EMPTY
+        relative = gap[learned] / objective[learned]
+        return {
+            "nnz": writer.weights.nnz,
+            "float16": writer.weights.nnz if half else 0,
+            "tile_ranges": [astuple(span) for span in tiles.ranges],
+            "learned": int(learned.sum()),
+            "open": int((violation[learned] > self.parameters.tol).sum()),
+            "objective": float(objective.sum()),
+            "gap_worst": float(relative.max(initial=0.0)),
+            "gap_sum": float(relative.sum()),
+            "violation": float(violation[learned].max(initial=0.0)),
+        }
+
+    def _holding(self, state: UnitState, least: np.float32, held: list[_Weights]) -> Iterator[_Weights]:
+        """As `_weights`; where they are few they stay in `held`, else nothing does."""
+        n = 0
+        for some in self._weights(state, least):
+            n += len(some[1])
+            if n <= _FEW:
+                lengths, features, values = some  # which may be in the stream's buffer
+                held.append((lengths, features.copy(), values.copy()))
+            else:
+                held.clear()
+            yield some
+
+    def _weights(self, state: UnitState, least: np.float32) -> Iterator[_Weights]:
+        """Of some classes at a time, the weights of at least that size: how many each has, their features, values."""
+        for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
+            lengths, features, values = np.diff(block.indptr), block.indices, block.values
+            if least > 0:
+                kept = np.flatnonzero(np.abs(values) >= least)
+                lengths = np.diff(np.searchsorted(kept, block.indptr))
+                features, values = features[kept], values[kept]
+            yield lengths, features, values

@@ -1,0 +1,368 @@
+"""What a training by PPDSparse may hold: classes of a solve and of a search, intervals, streams of large classes.
+
+Plans decide where work is cut and never what comes out of it."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.kernels.order import GROUP, RowOrder
+from xmc_stream.kernels.search import BINS, SPARE
+from xmc_stream.models.linear.tiles import TileRange, widest
+from xmc_stream.ppdsparse.solver import ROW_BYTES
+from xmc_stream.ppdsparse.streaming import BUFFERS
+from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import stream_bytes
+
+ACTIVE_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
+_WEIGHT_BYTES = 24  # of an active row's weight: of its line in the block, by itself, and while it is read
+_MERGING = 60  # bytes a row, while the active set of one class is put together
+SLICES = 2048  # ranges of rows for which a class on disk keeps where its active rows begin
+SORTED = 1 << 18  # active rows of classes on disk that are sorted at a time
+_GROUPS = 1.5 * BUFFERS  # whose active rows are in memory at a time; some groups, or slices, have more than others
+_TAKEN_BYTES = 64  # of an active row that was read from disk: in its order there, and by class
+SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
+_HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
+_WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
+_CLASS_BYTES = 160  # of a class in a search beside its tile and what it finds: some 17 numbers
+_SEARCH_ROWS = 131072  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
+# rows of an interval of a search job, if it is not all of its rows
+INTERVALS = tuple(4096 << k for k in range(0, 10, 2))
+_MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
+
+
+@dataclass(frozen=True)
+class SolvePlan:
+    """What a solve job may hold.
+
+    max_rows: active rows of a batch of classes; max_nnz: entries gathered for it; max_class_nnz: of one class of a
+    batch. A class by itself may have as many rows; if it is not large, entries that do not fit are gathered again. room:
+    for large classes, see `StreamRoom`; None where no class can become large. beside: jobs of a process that may hold that.
+    """
+
+    max_rows: int
+    max_nnz: int
+    max_class_nnz: int
+    room: StreamRoom | None
+    beside: int
+
+
+@dataclass(frozen=True)
+class StreamRoom:
+    """What a solve job may hold while X streams by for large classes.
+
+    nnz: entries of X, in each of BUFFERS buffers; classes: bytes for the classes solved beside each other; threads: that
+    share them.
+    share: of all rows, those of BUFFERS groups, so also of the active rows on disk what is in memory. n_strips: of X.
+    """
+
+    nnz: int
+    classes: int
+    threads: int
+    n_features: int
+    share: float
+    n_strips: int
+
+    def group_bytes(self, order: RowOrder) -> int:
+        """Of BUFFERS groups of rows: their places and numbers, each thread's scratch."""
+        return ((58 * BUFFERS + 40 * self.threads) << order.strip_bits) * GROUP + MIB
+
+    def bytes(
+        self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None, spilled: bool = False
+    ) -> int:
+        """Of classes with so many active rows: v and the active rows, and what putting the largest together takes.
+
+        n_found: rows that the searches found for each, where that is known. spilled: with the active rows on disk by strips.
+        """
+        most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
+        return self._bytes(len(n_active), int(n_active.sum()), int(most.max(initial=0)), spilled)
+
+    def _bytes(self, classes: int, active: int, most: int, spilled: bool) -> int:
+        """Of so many classes with so many active rows in all; most: of the largest, merged."""
+        merging, v = _MERGING * most, 8 * self.n_features * classes
+        if not spilled:
+            return v + 4 * (self.n_strips + 1) * classes + ACTIVE_BYTES * active + merging
+        taken = max(active * self.share, SORTED, _GROUPS * active / SLICES)
+        return v + 8 * (SLICES + 8) * classes + max(merging, int(_TAKEN_BYTES * taken))
+
+    def together(
+        self, n_active: NDArray[np.int64], epochs: int, nnz: int, n_found: NDArray[np.int64] | None = None
+    ) -> tuple[list[tuple[int, int]], bool]:
+        """Ranges of classes that fit beside each other, a larger one by itself; whether their active rows go to disk.
+
+        They do where that reads and writes less. nnz: entries of X; epochs: that stream them.
+        """
+        memory, disk = (self._cut(n_active, n_found, spilled) for spilled in (False, True))
+        sweep = 8 * nnz * (epochs + 2)
+        moved = 16 * int(n_active.sum()) * (2 * epochs + 6)
+        spilled = len(disk) * sweep + moved < len(memory) * sweep
+        return (disk, True) if spilled else (memory, False)
+
+    def _cut(
+        self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None, spilled: bool
+    ) -> list[tuple[int, int]]:
+        if not len(n_active):
+            return []
+        if self.bytes(n_active, n_found, spilled) <= self.classes:
+            return [(0, len(n_active))]
+        most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
+        cuts, begin, active, largest = [], 0, 0, 0
+        # plain numbers: forecasts cut a million classes again and again
+        for at, (mine, merged) in enumerate(zip(n_active.tolist(), most.tolist(), strict=True)):
+            active, largest = active + mine, max(largest, merged)
+            if at > begin and self._bytes(at + 1 - begin, active, largest, spilled) > self.classes:
+                cuts.append((begin, at))
+                begin, active, largest = at, mine, merged
+        return [*cuts, (begin, len(n_active))]
+
+    def passes(self, n_active: NDArray[np.int64], epochs: int, nnz: int) -> int:
+        """How often X streams by for these classes: every epoch, once before and once after."""
+        return len(self.together(n_active, epochs, nnz)[0]) * (epochs + 2)
+
+
+def longest_of(dataset: Dataset) -> int:
+    """Bytes of a row block that the longest row of X or Y fits into."""
+    return max(matrix.block_bytes(MIB // 2) for matrix in (dataset.X_rows(), dataset.Y_rows()))
+
+
+def plan_solve(
+    plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int, order: RowOrder, beside: int,
+    of_samples: bool = False, all_rows: int = 0,
+) -> SolvePlan:  # fmt: skip
+    """Share a job's memory between rows and entries.
+
+    largest_class: active rows of the largest class at the start. beside: jobs that a process runs beside each other; their
+    large classes have the threads that are left. of_samples: whether rows have weights. all_rows: bytes of a job that
+    solves on all rows at first, 0 where none does. Raises
+    MemoryLimitError where it is too little.
+    """
+    t, row_bytes = beside, ROW_BYTES + _WEIGHT_BYTES * of_samples
+    fixed = {
+        "features": t * (45 * n_features + 8 * MIB),  # scratch, weights, their counts
+        "marks of rows": t * (n_samples // 4 + n_samples // 16),
+        "writers and windows": t * (writer_bytes + _WINDOWS),
+    }
+    # a quarter of what is left is for the numbers of rows, the rest for the rows themselves
+    needs = {"rows": t * max(8 * MIB, 4 * min(largest_class, order.large) * row_bytes, 16 * plan.longest // 3)}
+    threads, streaming, least = plan.threads // t, 0, 8 * n_features + 4 * MIB
+    if n_samples > order.large:
+        # beside a group: for taking weights
+        streaming = StreamRoom(0, 0, threads, n_features, 0.0, 0).group_bytes(order) + 25 * n_features
+        least += 2 * BUFFERS * max(0, plan.longest - MIB // 2)
+        if streaming + least > needs["rows"] // t:
+            needs = {"large classes": t * (streaming + least)}
+    plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
+    if all_rows:
+        on_all = {"all rows": t * all_rows, "writers and windows": fixed["writers and windows"]}
+        plan.refuse_unless(on_all, f"solving on all rows on {t} threads")
+    left = (plan.budget - sum(fixed.values())) // t
+    rows = left // 4 // row_bytes  # of a batch, or of a class by itself
+    room = None
+    if streaming:
+        # half of what is left at most; a group takes 16 to 32 MiB on average
+        nnz = max(plan.longest, min((left - streaming - 8 * n_features) // (2 * BUFFERS), 36 * MIB)) // 8
+        share = _GROUPS * (GROUP << order.strip_bits) / n_samples
+        room = StreamRoom(nnz, left - streaming - 8 * BUFFERS * nnz, threads, n_features, share, order.n_strips)
+    return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room, beside)
+
+
+def choose_streamed(
+    n_active: NDArray[np.int64], epochs: int, sizes: SolvePlan, nnz: int, n_samples: int
+) -> NDArray[np.bool_]:
+    """Which large classes, with so many active rows, are solved as X streams by: it changes no bit of the result.
+
+    Those that do not fit otherwise; all of them where that reads less than gathering their rows, or where the job has so
+    many threads, which share them only then, that it is sooner done: a class that is held takes about as long as two
+    passes of streaming it, as rows asleep cost nothing then (see benchmarks/README.md).
+    """
+    if sizes.room is None or not len(n_active):
+        return np.zeros(len(n_active), np.bool_)
+    mean = nnz / n_samples
+    fits = (n_active <= sizes.max_rows) & (1.2 * mean * n_active <= sizes.max_class_nnz)
+    if nnz <= sizes.max_nnz:  # a batch gathers X at most
+        gathered = nnz * (1 + n_active.sum() / max(sizes.max_rows, 1))
+    else:
+        gathered = np.minimum(SCATTER * mean * n_active, nnz).sum()
+    streams_less = bool(sizes.room.passes(n_active, epochs, nnz) * nnz < gathered)
+    shared = sizes.room.threads > 1 and epochs + 2 <= _HELD_PASSES * sizes.room.threads
+    return np.asarray(~fits | streams_less | shared)
+
+
+def held_rows(sizes: NDArray[Any]) -> list[int]:
+    """How many rows some classes with so many rows hold at a time: for each of INTERVALS, and where an interval is all rows."""
+    return [*(int(np.minimum(sizes, interval).sum()) for interval in INTERVALS), int(sizes.sum())]
+
+
+@dataclass(frozen=True)
+class SearchSize:
+    """What a search needs for some classes of a unit: their tile; rows wanted, and of active sets, as `held_rows`."""
+
+    span: TileRange
+    wanted: Sequence[int]
+    active: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Load:
+    """The sums over some sizes; `making`: the weights of the largest one."""
+
+    tiles: int = 0
+    classes: int = 0
+    making: int = 0
+    wanted: Sequence[int] = (0,) * (len(INTERVALS) + 1)
+    active: Sequence[int] = (0,) * (len(INTERVALS) + 1)
+
+    def plus(self, size: SearchSize) -> _Load:
+        return _Load(
+            self.tiles + size.span.tile,
+            self.classes + size.span.last - size.span.first,
+            max(self.making, size.span.weights),
+            [a + b for a, b in zip(self.wanted, size.wanted, strict=True)],
+            [a + b for a, b in zip(self.active, size.active, strict=True)],
+        )
+
+    def needs(self, plan: MemoryPlan, n_features: int, rows: int, interval: int) -> dict[str, int]:
+        """See `search_needs`. rows: of a search job at most."""
+        t, k, intervals = plan.threads, bisect_left(INTERVALS, interval), -(-rows // interval)
+        wanted = self.wanted[k]
+        flushed = min(self.classes, self.wanted[-1] // interval) if intervals > 1 else 0
+        found = 12 * wanted + 8 * SPARE * self.classes  # see `places`
+        return {
+            "tiles": self.tiles,
+            "rows found": t * (found + 4 * BINS * flushed),
+            "active sets": t * 4 * self.active[k],
+            "classes": t * (_CLASS_BYTES + 8 * intervals) * self.classes,
+            "making tiles": t * (8 * self.making + 8 * n_features),
+            "row blocks": t * (2 * plan.row_block_bytes + _WINDOWS),
+        }
+
+
+def search_needs(
+    plan: MemoryPlan, sizes: Sequence[SearchSize], n_features: int, n_samples: int, parts: int = 1
+) -> dict[str, int]:
+    """Bytes by component that a search of spans of these sizes takes in a process, by intervals of `search_interval`.
+
+    parts: that jobs take of the spans, then without intervals.
+    """
+    load, rows = reduce(_Load.plus, sizes, _Load()), _most_rows(plan, n_samples, parts)
+    if parts == 1:
+        return load.needs(plan, n_features, rows, _interval(plan, load, n_features, rows))
+    loads = (reduce(_Load.plus, sizes[low:high], _Load()) for low, high in even_ranges(len(sizes), parts))
+    needs = [{**of.needs(plan, n_features, rows, rows), "tiles": load.tiles} for of in loads]
+    return max(needs, key=lambda of: sum(of.values()))
+
+
+def search_interval(plan: MemoryPlan, sizes: Sequence[SearchSize], n_features: int, n_samples: int) -> int:
+    """Rows of an interval of a search of spans of these sizes: the longest that fit; all of a job's rows where they do."""
+    return _interval(plan, reduce(_Load.plus, sizes, _Load()), n_features, _most_rows(plan, n_samples))
+
+
+def _most_rows(plan: MemoryPlan, n_samples: int, parts: int = 1) -> int:
+    return max(stop - start for start, stop in search_ranges(plan, n_samples, parts))
+
+
+def _interval(plan: MemoryPlan, load: _Load, n_features: int, rows: int) -> int:
+    """The longest interval that fits, else the one that needs least."""
+    if plan.cuts.interval:
+        return min(plan.cuts.interval, rows)
+    totals = {}
+    for interval in (rows, *(interval for interval in reversed(INTERVALS) if interval < rows)):
+        totals[interval] = sum(load.needs(plan, n_features, rows, interval).values())
+        if totals[interval] <= plan.budget:
+            return interval
+    return min(totals, key=totals.__getitem__)
+
+
+def class_blocks(
+    plan: MemoryPlan, units: Sequence[Sequence[SearchSize]], n_features: int, n_samples: int, at_least: int = 1
+) -> list[list[SearchSize]]:
+    """Sizes of spans of units in blocks, each as long as the budget allows. units: of each, all spans it may be cut into.
+
+    at_least: blocks that a forecast promised; they are made of nearly equal size. Raises MemoryLimitError for a smallest
+    span that does not fit by itself.
+    """
+    rows = _most_rows(plan, n_samples)
+    blocks = _cut_blocks(plan, units, n_features, rows)
+    if len(blocks) >= at_least:
+        return blocks
+    low, high, more = 0, plan.budget, blocks
+    while high - low > plan.budget // 256:  # the largest budget that gives as many
+        middle = (low + high) // 2
+        try:
+            cut = _cut_blocks(replace(plan, budget=middle), units, n_features, rows)
+        except MemoryLimitError:  # not a single span fits
+            low = middle
+            continue
+        if len(cut) < at_least:
+            high = middle
+        else:
+            low, more = middle, cut
+    while len(more) > at_least:  # the two neighbours that are smallest together become one
+        sizes = [
+            _bytes(plan, reduce(_Load.plus, [*a, *b], _Load()), n_features, rows) for a, b in itertools.pairwise(more)
+        ]
+        at = sizes.index(min(sizes))
+        more[at : at + 2] = [[*more[at], *more[at + 1]]]
+    return more
+
+
+def _bytes(plan: MemoryPlan, load: _Load, n_features: int, rows: int) -> int:
+    return sum(load.needs(plan, n_features, rows, _interval(plan, load, n_features, rows)).values())
+
+
+def _cut_blocks(
+    plan: MemoryPlan, units: Sequence[Sequence[SearchSize]], n_features: int, rows: int
+) -> list[list[SearchSize]]:
+    def fit(load: _Load) -> bool:
+        return _bytes(plan, load, n_features, rows) <= plan.budget
+
+    blocks: list[list[SearchSize]] = []
+    load = _Load()  # of the last block
+    for sizes in units:
+        of = {size.span: size for size in sizes}
+        for span in widest(of, lambda span: fit(_Load().plus(of[span]))):  # noqa: B023 - called at once
+            size = of[span]
+            alone, together = _Load().plus(size), load.plus(size)
+            if blocks and fit(together):
+                blocks[-1].append(size)
+                load = together
+                continue
+            what = f"the search for classes {span.first} to {span.last - 1} on {plan.threads} threads"
+            plan.refuse_unless(alone.needs(plan, n_features, rows, _interval(plan, alone, n_features, rows)), what)
+            blocks.append([size])
+            load = alone
+    return blocks
+
+
+def search_parts(plan: MemoryPlan, dataset: Dataset, sizes: Sequence[SearchSize]) -> int:
+    """How many jobs share the spans of a search's only class block, for each range of rows.
+
+    Jobs that share rows each find as many rows a class as one alone would, and other processes make the same tiles; jobs
+    that share classes only read the same rows. So where a job would have few rows, and all are read from memory. Parts
+    differ by a span: they are as many as fit and leave a tenth of the time idle at most.
+    """
+    n, at_once, spans = dataset.n_samples, plan.threads * plan.processes, len(sizes)
+    if at_once == 1 or n >= at_once * _SEARCH_ROWS:
+        return 1
+    if stream_bytes((dataset.X_rows(), dataset.Y_rows()), [(0, n)]) > plan.limit:
+        return 1
+    parts = [k for k in range(2, min(at_once, spans) + 1) if at_once % k == 0 and 10 * k * -(-spans // k) <= 11 * spans]
+    fit = (k for k in parts if sum(search_needs(plan, sizes, dataset.n_features, n, k).values()) <= plan.budget)
+    return max(fit, default=1)
+
+
+def search_ranges(plan: MemoryPlan, n_samples: int, parts: int = 1) -> list[tuple[int, int]]:
+    """The rows of each search job of a class block, whose spans so many jobs share."""
+    at_once = plan.threads * plan.processes // parts
+    ranges = min(max(at_once, n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once)
+    return even_ranges(n_samples, max(ranges, -(-n_samples // 2**31)))  # a job numbers its rows in four bytes

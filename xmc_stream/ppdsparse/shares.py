@@ -1,0 +1,212 @@
+"""Shares of units: where there are few units, each is solved by several jobs, whose states are joined.
+
+How units are cut is a matter of threads and workers, and of no result: draws and ties go by the class, and what the next
+search and a later session read is the state of the whole unit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.weights import Unit
+from xmc_stream.ppdsparse.all_rows import all_rows_bytes
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.plan import SolvePlan, plan_solve
+from xmc_stream.ppdsparse.sizes import NextSearch, runs
+from xmc_stream.ppdsparse.solver import row_order, start_sizes
+from xmc_stream.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, WRITER_BYTES, UnitState, new_unit_state
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.store.answers import last_answer_kept
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import UNIT
+
+_ENOUGH = 4  # units for each thread: their jobs end at much the same time
+_SHARES = 2  # for each thread, where there are fewer
+_NEARLY = 1e-6  # what rounding may add to a number of shares
+_HELD = 4  # X is held where it takes one in so many of a job's bytes at most
+_CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
+_LEAST = 1 << 22  # entries of active rows in a share: a job's files are little beside that
+
+
+class Share(NamedTuple):
+    """Classes [first, last) of a unit, or all of them, that are a solve job."""
+
+    first: int
+    last: int
+    unit: Unit
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the unit."""
+        return (self.first, self.last) == self.unit
+
+    @property
+    def name(self) -> str:
+        """In keys of jobs and names of states: the unit's, or with the classes "0.250-500"."""
+        return self.unit.name if self.whole else f"{self.unit.name}.{self.first}-{self.last}"
+
+
+_STATE = re.compile(r"[\d-]+\.\d+-\d+")  # what the state of a share is called
+
+
+def unit_of_state(name: str) -> str:
+    """The name of the unit that a state is of, or of a share of."""
+    return name.partition(".")[0]
+
+
+def remove_shares(folder: Path) -> None:
+    """Remove the states of shares that a round's states were joined from, also those that an earlier session left."""
+    for path in folder.iterdir():
+        if _STATE.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def whole_units(units: Sequence[Unit]) -> list[Share]:
+    """Every unit as one share."""
+    return [Share(*unit, unit) for unit in units]
+
+
+def cut_shares(
+    units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan, all_rows: bool = False
+) -> tuple[list[Share], int]:
+    """Units in shares of nearly equal work, and how many of them a process solves beside each other.
+
+    There are two for each thread of all workers at least, or whole units where these are enough. A class counts by the rows
+    that it begins with. Where there are large classes and jobs cannot hold X, every share streams X by itself, and the
+    threads of a process share that (see `streaming`): so there is one for each process, with all its threads and memory.
+    all_rows: whether classes begin with all rows; then all are the same work, and nothing streams.
+    """
+    at_once = plan.threads * plan.processes
+    if len(units) >= _ENOUGH * at_once and not plan.cuts.shares:
+        return whole_units(units), min(plan.threads, len(units))
+    n, nnz = dataset.n_samples, dataset.X_rows().nnz
+    counts = dataset.label_counts()
+    rows = np.where((counts > 0) & (counts < n), n, 0) if all_rows else counts + start_sizes(counts, n)
+    wanted, least, beside = at_once * (1 if all_rows else _SHARES) if at_once > 1 else 1, _LEAST, plan.threads
+    if not all_rows and int(rows.max(initial=0)) > row_order(n, nnz).large and 8 * nnz > plan.per_thread // _HELD:
+        wanted, beside = plan.processes, 1 if len(units) < plan.processes else plan.threads
+    if plan.cuts.shares:
+        wanted, least = plan.cuts.shares, 1
+    entries = np.concatenate([[0.0], np.cumsum(rows * (nnz / n))])
+    size = max(least, entries[-1] / wanted)
+    middles = (entries[1:] + entries[:-1]) / 2
+    shares = []
+    for unit in units:
+        begin, end = entries[unit.first], entries[unit.last]
+        parts = max(1, math.ceil((end - begin) / size - _NEARLY)) if wanted > 1 else 1
+        bounds = np.searchsorted(middles, np.linspace(begin, end, parts + 1)[1:-1])  # the nearest end of a class
+        cut = sorted({unit.first, *np.clip(bounds, *unit).tolist(), unit.last})
+        shares += [Share(first, last, unit) for first, last in itertools.pairwise(cut)]
+    return shares, min(beside, len(shares))
+
+
+@dataclass(frozen=True)
+class JoinJob:
+    """Make the state of a unit after a round of those of its shares, which lie beside it.
+
+    folder: of the round's states. sums: over the receipts of the shares.
+    """
+
+    data: str
+    parameters: PPDSparseParameters
+    seed: int
+    round: int
+    unit: Unit
+    shares: tuple[Share, ...]
+    folder: str
+    sums: Receipt
+
+    @property
+    def key(self) -> str:
+        """As of a job that solves the whole unit."""
+        return f"solve/{self.round}/{self.unit.name}"
+
+    def run(self) -> Receipt:
+        """Copy; the receipt is that of a job that solves the whole unit, without what the shares' receipts say."""
+        drop_tiles()
+        dataset, (first, last) = Dataset(self.data), self.unit
+        n_samples, n_features, folder = dataset.n_samples, dataset.n_features, Path(self.folder)
+
+        def states() -> Iterator[UnitState]:  # one at a time: each is several open files
+            for of in self.shares:
+                yield UnitState(folder / of.name, of.last - of.first, n_samples, n_features)
+
+        with new_unit_state(folder / self.unit.name, last - first, n_samples, n_features) as writer:
+            writer.statistics[:] = np.concatenate([state.statistics for state in states()])
+            open_ = writer.statistics[:, STATUS] == OPEN
+            search = NextSearch(dataset, self.parameters, self.seed, self.round, self.unit, open_)
+            sizes = []
+            for state in states():
+                n = len(state.statistics)
+                sizes.append(np.diff(state.active.ends(0, n)))
+                writer.active.copy(state.active, 0, n)
+                done = state.statistics[:, STATUS] == DONE
+                for low, high in runs(done):
+                    for w in state.weights.blocks(max(4 * MIB, 16 * n_features), low, high):
+                        lengths = np.diff(w.indptr)
+                        writer.weights.append(lengths, w.indices, w.values)
+                        search.count(lengths, w.indices, None if done[low] else w.values)
+        heaps = writer.statistics[:, ROOM].astype(np.int64)
+        return {
+            "open": int(open_.sum()),
+            "nnz": writer.weights.nnz,
+            "inside": float(writer.statistics[open_, INSIDE].max(initial=0.0)),
+            **self.sums,
+            **search.receipt(heaps, np.where(open_, np.concatenate(sizes), 0)),
+        }
+
+
+def solve_plan(
+    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
+    of_samples: bool = False,
+) -> tuple[list[Share], SolvePlan]:  # fmt: skip
+    """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little."""
+    return _solve_plan(dataset, plan, parameters, warm_start, units, of_samples)
+
+
+@last_answer_kept
+def _solve_plan(
+    dataset: Dataset, plan: MemoryPlan, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
+    of_samples: bool,
+) -> tuple[list[Share], SolvePlan]:  # fmt: skip
+    whole = whole_units(units)
+    shares, beside = cut_shares(units, dataset, plan, bool(parameters.all_rows))
+    if shares != whole:
+        # as many jobs as threads need more memory than one: where it is not there, one does it all
+        with suppress(MemoryLimitError):
+            return shares, _plan_of(plan, dataset, parameters, warm_start, shares, beside, of_samples)
+    beside = min(plan.threads, len(whole))
+    if parameters.all_rows:  # it may hold all rows once, where it cannot for each thread
+        with suppress(MemoryLimitError):
+            return whole, _plan_of(plan, dataset, parameters, warm_start, whole, beside, of_samples)
+        beside = 1
+    return whole, _plan_of(plan, dataset, parameters, warm_start, whole, beside, of_samples)
+
+
+def _plan_of(
+    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, shares: Sequence[Share],
+    beside: int, of_samples: bool,
+) -> SolvePlan:  # fmt: skip
+    n_features = dataset.n_features
+    most = np.array([dataset.most_positives()])  # an active set grows with the positives
+    largest = int(most[0] + start_sizes(most, dataset.n_samples)[0])
+    # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start; a wide unit
+    extra = 32 * n_features * parameters.approximate + (20 * n_features + 4 * MIB) * warm_start
+    extra += _CLASS_BYTES * max(0, *(share.last - share.first - UNIT for share in shares))
+    order = row_order(dataset.n_samples, dataset.X_rows().nnz)
+    all_rows = all_rows_bytes(dataset) if parameters.all_rows else 0
+    return plan_solve(
+        plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, beside, of_samples, all_rows
+    )

@@ -1,0 +1,100 @@
+"""What the next search needs of a unit: exact sizes of the tiles of its open classes, counted as weights come by class."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.models.linear.tiles import EIGHTH, TileRange, TileSizes
+from xmc_stream.models.linear.weights import Unit
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.plan import held_rows
+from xmc_stream.ppdsparse.search import fewer_weights
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.store.dataset import Dataset
+
+
+def search_tiles(unit: Unit, n_features: int, occurrences: NDArray[np.int64] | None = None) -> TileSizes:
+    """Sizes of a unit's tiles for searches, which hold open classes alone: one tile is enough for a wide unit too."""
+    return TileSizes(*unit, n_features, occurrences, EIGHTH * len(unit.numbers))
+
+
+def search_sizes(
+    spans: list[TileRange], first: int, heaps: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> list[list[Any]]:
+    """For a receipt: what a search needs for each range of classes. heaps, sizes: of first, first + 1, ..."""
+    needs = []
+    for span in spans:
+        mine = slice(span.first - first, span.last - first)
+        needs.append([*astuple(span), held_rows(heaps[mine]), held_rows(sizes[mine])])
+    return needs
+
+
+def runs(values: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Ranges of neighbours that have the same value."""
+    ends = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    yield from itertools.pairwise(ends)
+
+
+class NextSearch:
+    """Counts the tiles of the search after a round, exact ones and those of the weights that an approximate search keeps.
+
+    unit: whose classes come, all of them in turn. open_: which are open: those have a place in tiles.
+    """
+
+    def __init__(
+        self, dataset: Dataset, parameters: PPDSparseParameters, seed: int, round_: int, unit: Unit, open_: NDArray[np.bool_]
+    ) -> None:  # fmt: skip
+        self._parameters, self._seed, self._round, self._first = parameters, seed, round_, unit.first
+        p, d = parameters, dataset.n_features
+        self._tiles = search_tiles(unit, d, dataset.feature_counts() if p.approximate else None)
+        self._tiles.in_tiles[:] = open_
+        self._approximate: TileSizes | None = None
+        if p.fewer_weights and (p.common_rounds is None or round_ + 1 < p.common_rounds):
+            self._approximate = search_tiles(unit, d)
+            self._approximate.in_tiles[:] = open_
+
+    def count(self, counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32] | None) -> None:
+        """The next classes: how many weights each has, their features and values; of classes that are done data is None.
+
+        features and data are overwritten.
+        """
+        first = self._tiles.next
+        self._tiles.add(counts, features)
+        if self._approximate is None:
+            return
+        if data is not None:
+            indptr = np.concatenate([[0], np.cumsum(counts)])
+            labels = np.arange(first, first + len(counts))
+            n = fewer_weights(indptr, features, data, labels, self._parameters, self._seed, self._round + 1)
+            counts, features = np.diff(indptr), features[:n]
+        self._approximate.add(counts, features)
+
+    def count_solved(
+        self, counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32], open_: NDArray[np.bool_]
+    ) -> None:  # fmt: skip
+        """The same, of which only now is said which are open."""
+        at, ends = self._tiles.next - self._first, np.concatenate([[0], np.cumsum(counts)])
+        for tiles in (self._tiles, self._approximate):
+            if tiles is not None:
+                tiles.in_tiles[at : at + len(open_)] = open_
+        for low, high in runs(open_):
+            mine = slice(ends[low], ends[high])
+            self.count(counts[low:high], features[mine], data[mine] if open_[low] else None)
+
+    def receipt(self, heaps: NDArray[np.int64], sizes: NDArray[np.int64]) -> Receipt:
+        """For the receipt of a round: heaps, rows that the search may bring to each class; sizes, those of its active set."""
+        told: Receipt = {"tile_ranges": search_sizes(self._tiles.ranges, self._first, heaps, sizes)}
+        if self._parameters.approximate:
+            told["work"] = self._tiles.work
+        if self._approximate is not None:
+            # fewer weights make the tile, but all of them are read for it
+            pairs = zip(self._approximate.ranges, self._tiles.ranges, strict=True)
+            spans = [replace(few, weights=of_all.weights) for few, of_all in pairs]
+            told["approximate_ranges"] = search_sizes(spans, self._first, heaps, sizes)
+        return told

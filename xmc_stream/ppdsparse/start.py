@@ -1,0 +1,234 @@
+"""Warm start: the state that a first search and solve begin from, made of a model's weights.
+
+A label of the data is one of the model's by its name, where both have names of labels, else by its id. A label that the
+model does not have, or had no rows of, or whose rows are many more or fewer now, begins from nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError
+from xmc_stream.kernels.active import start_sets
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.weights import LinearWeights, Unit
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.sizes import search_sizes, search_tiles
+from xmc_stream.ppdsparse.solver import start_sizes, warm_sizes
+from xmc_stream.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, new_unit_state
+from xmc_stream.ppdsparse.statistics import SURE, set_known
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB
+from xmc_stream.store.chunks import read_small
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import LABEL_COUNTS
+from xmc_stream.store.names import WINDOW, NamedIds, first_difference
+from xmc_stream.store.nodes import understood
+from xmc_stream.store.packing import new_pack
+
+
+def weights_of_terms(model: LinearWeights) -> dict[str, float]:
+    """lam, tau, C and positive_weight that a model was trained with, those that its method has; the last is 1 where it is
+    not said."""
+    with understood(model.path / "zarr.json"):
+        params = model.attributes["params"]
+        terms = {name: params.get(name) for name in ("lam", "tau", "C")}
+        if terms["C"] is None:
+            terms["C"] = model.attributes.get("C")  # which its training chose
+        terms["positive_weight"] = model.attributes.get("positive_weight", 1.0)
+        return {name: float(value) for name, value in terms.items() if value is not None}
+
+
+def check_start(model: LinearWeights, dataset: Dataset) -> None:
+    """Raise InputError where the features, or the labels, of a model and of data cannot be the same ones."""
+    if model.n_features > dataset.n_features:
+        raise InputError(
+            f"{model.path} is a model of {model.n_features} features, and {dataset.path} has {dataset.n_features}: convert "
+            "the data with --like the data of the model, so that they have the same features"
+        )
+    mine, theirs = dataset.feature_names(), model.feature_names()
+    if mine is not None and theirs is not None and (differs := first_difference(mine, theirs)) is not None:
+        raise InputError(
+            f"feature {differs} of {dataset.path} has another name than that of {model.path}: convert the data with --like "
+            "the data of the model, so that they have the same features"
+        )
+    named = dataset.label_names() is not None and model.label_names() is not None
+    if model.n_labels > dataset.n_labels and not named:
+        raise InputError(
+            f"{model.path} is a model of {model.n_labels} labels, and {dataset.path} has {dataset.n_labels}: which were taken "
+            "out cannot be told without names of labels on both sides: convert the data of both with --label-names"
+        )
+
+
+_ROWS = MIB // 16  # of active sets that are written at a time
+_CHANGED = 0.25  # of a label's rows: where more have come or gone, its weights are a bad start
+
+
+@dataclass(frozen=True)
+class MatchJob:
+    """Of each label of the data, the label of the model that it is, -1 for one that begins from nothing."""
+
+    data: str
+    model: str
+    out: str
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "match"
+
+    def run(self) -> Receipt:
+        """Match and write; the receipt counts labels. Raises InputError where names cannot be told apart, or none agrees."""
+        dataset, model = Dataset(self.data), LinearWeights(self.model)
+        names, of_model = dataset.label_names(), model.label_names()
+        n = dataset.n_labels
+        if names is None or of_model is None:
+            found = np.where(np.arange(n) < model.n_labels, np.arange(n), -1)
+        else:
+            found, known = np.empty(n, np.int64), NamedIds(of_model)
+            for start in range(0, n, WINDOW):
+                some = names.read(start, min(start + WINDOW, n))
+                different = sorted(set(some))
+                try:
+                    ids = dict(zip(different, known.find(different).tolist(), strict=True))
+                except LookupError as error:
+                    raise InputError(f"labels of {model.path} cannot be matched by name: {error}") from None
+                found[start : start + len(some)] = [ids[name] for name in some]
+        used = found[found >= 0]
+        if len(np.unique(used)) < len(used):
+            raise InputError(f"{dataset.path} has two labels of the same name: labels cannot be matched by name")
+        if not len(used):
+            raise InputError(
+                f"{dataset.path} and {model.path} have no label of the same name: there is nothing to begin from"
+            )
+        bias = np.concatenate([model.unit_array(unit) for unit in model.units])
+        counts = dataset.label_counts()
+        untaught = ~np.isfinite(bias) | (bias >= SURE)
+        if (model.path / LABEL_COUNTS).exists():  # models of earlier versions have none
+            before = model.label_counts(0, model.n_labels)[used]
+            untaught[used[np.abs(counts[found >= 0] - before) > _CHANGED * before]] = True
+        to_learn = (counts > 0) & (counts < dataset.n_samples)
+        found[np.where(found >= 0, untaught[found], True)] = -1
+        with new_pack(Path(self.out)) as pack:
+            pack.write("labels", found)
+        return {
+            "by_name": names is not None and of_model is not None,
+            "kept": int(((found >= 0) & to_learn).sum()),
+            "new": int(((found < 0) & to_learn).sum()),
+            "gone": model.n_labels - len(used),
+        }
+
+
+def match_bytes(dataset: Dataset, model: LinearWeights) -> int:
+    """What a `MatchJob` holds."""
+    named = dataset.label_names() is not None and model.label_names() is not None
+    return 40 * dataset.n_labels + (12 + NamedIds.BYTES * named) * model.n_labels + 4 * MIB
+
+
+def matched(path: Path, n_labels: int, first: int, last: int) -> NDArray[np.int64]:
+    """What a `MatchJob` found for labels [first, last)."""
+    found: NDArray[np.int64] = read_small(path, "labels", n_labels, np.int64, slice(first, last))
+    return found
+
+
+def _runs(found: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ranges of a match whose labels are neighbours in the model too, in the same order, or all begin from nothing."""
+    breaks = np.where(found[1:] < 0, found[:-1] >= 0, found[1:] != found[:-1] + 1)
+    ends = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(found)]
+    yield from itertools.pairwise(ends)
+
+
+@dataclass(frozen=True)
+class StartJob:
+    """A unit's state before round 0: weights of the model, the positives for active sets.
+
+    Their alpha is set when round 0 gathers their rows. A class without positives keeps nothing. One that the model does
+    not have gets the rows of a cold start, and a score of -1 everywhere: so the search finds none to add.
+    match: what a `MatchJob` left.
+    """
+
+    data: str
+    model: str
+    parameters: PPDSparseParameters
+    seed: int
+    unit: Unit
+    match: str
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The unit."""
+        return f"start/{self.unit.name}"
+
+    def run(self) -> Receipt:
+        """Write; the receipt has the sizes that the search is planned from."""
+        drop_tiles()
+        dataset, model = Dataset(self.data), LinearWeights(self.model)
+        n_samples, n_features = dataset.n_samples, dataset.n_features
+        first, last = self.unit
+        Y = dataset.Y_columns()
+        counts = np.diff(Y.ends(first, last))
+        tiles = search_tiles(self.unit, n_features)
+        learned = (counts > 0) & (counts < n_samples)
+        found = np.where(learned, matched(Path(self.match), dataset.n_labels, first, last), -1)
+        tiles.in_tiles[:] = learned
+        drawn = np.where(learned & (found < 0), start_sizes(counts, n_samples), 0)
+        drawn[counts + drawn > 2 * _ROWS] = 0  # these are not read at once: the next search brings negatives
+        n_bytes = 0
+        with new_unit_state(Path(self.out), last - first, n_samples, n_features) as writer:
+            writer.statistics[:, BIAS] = np.where(learned, -1.0, 0.0)
+            writer.statistics[:, FRESH] = learned & (found < 0)
+            writer.statistics[:, INSIDE] = np.inf  # unknown: no class is done
+            heaps = np.where(found >= 0, warm_sizes(counts, self.parameters.added, n_samples), 0)
+            writer.statistics[:, ROOM] = heaps
+            no_rows = np.zeros(0, np.int32)
+            low, ends = 0, np.concatenate([[0], np.cumsum(counts + drawn)])
+            while low < len(counts):
+                high = max(low + 1, int(np.searchsorted(ends, ends[low] + _ROWS, side="right")) - 1)
+                if high == low + 1 and not drawn[low]:  # it may be large
+                    writer.active.append(counts[low:high], no_rows, np.zeros(0))
+                    for rows in Y.index_windows(first + low, first + high, _ROWS):
+                        writer.active.append(counts[:0], rows, np.zeros(len(rows)))
+                else:
+                    positives, ptr = Y.block(first + low, first + high), np.zeros(high - low + 1, np.int64)
+                    rows = np.empty(int(ends[high] - ends[low]), np.int64)
+                    start_sets(
+                        positives.indptr,
+                        positives.indices,
+                        drawn[low:high],
+                        first + low,
+                        n_samples,
+                        self.seed,
+                        ptr,
+                        rows,
+                    )
+                    writer.active.append(np.diff(ptr), rows, np.zeros(len(rows)))
+                low = high
+            opened: Unit | None = None
+            for low, high in _runs(found):
+                if found[low] < 0:
+                    writer.weights.append(np.zeros(high - low, np.int64), no_rows, np.zeros(0, np.float32))
+                    tiles.add(np.zeros(high - low, np.int64), no_rows)
+                    continue
+                old = int(found[low])
+                for unit, begin, end in model.parts(old, old + high - low):
+                    if unit != opened:
+                        opened, bias, weights = unit, model.unit_array(unit), model.unit_weights(unit)
+                    at = low + unit.first + begin - old
+                    writer.statistics[at : at + end - begin, BIAS] = bias[begin:end]
+                    before = weights.bytes_read
+                    for w in weights.blocks(max(4 * MIB, 16 * n_features), begin, end):
+                        writer.weights.append(np.diff(w.indptr), w.indices, w.values)
+                        tiles.add(np.diff(w.indptr), w.indices)
+                    n_bytes += weights.bytes_read - before
+            set_known(writer.statistics, counts, n_samples)
+        return {
+            "tile_ranges": search_sizes(tiles.ranges, first, heaps, counts + drawn),
+            "bytes_read": Y.bytes_read + n_bytes,
+        }

@@ -1,0 +1,314 @@
+"""PPDSparse's inner problem for many large classes at once, while the rows of X stream by.
+
+A class is large by the data alone: its active rows, with their own numbers, take more than LARGE_BYTES. Large classes
+visit their rows in an order that all of them share (`kernels.stream`), so one pass over X is an epoch of as many classes
+as there is memory for their v. `ppdsparse.solver` takes the same steps in the same order on classes that
+it holds whole. Which of the two solves a class is a matter of memory, and no bit of the result depends on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.blocks import CSR, CSRBlock
+from xmc_stream.kernels.dcd import row_squares
+from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
+from xmc_stream.kernels.penalty import Times
+from xmc_stream.kernels.stream import (
+    ActiveRows,
+    Epoch,
+    Group,
+    GroupScratch,
+    RowsAtHand,
+    add_range,
+    descend_group,
+    list_needed,
+    mark_group,
+    mark_range,
+    start_range,
+    violation_range,
+)
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.solver import penalty_of, ramp_of
+from xmc_stream.ppdsparse.weights import RowWeights
+from xmc_stream.stop import stop_if_unwanted
+
+BUFFERS = 3  # portions in memory: one takes its steps, one is read, one is planned
+_SHARES = 8  # ranges of classes for each thread: some have more to do, and the last one ends soon
+
+
+@dataclass
+class Taken:
+    """What a store of active rows gave out."""
+
+    active: ActiveRows
+
+
+class ActiveRowStore(Protocol):
+    """Where the active rows of some classes are: in memory, or on disk. A portion is taken while another one is worked on."""
+
+    n_classes: int
+
+    def take(self, ranges: Sequence[tuple[int, int]]) -> Taken:
+        """The active rows with rows in some ranges (ascending), or all with their `starts`."""
+        ...
+
+    def give_back(self, taken: Taken) -> None:
+        """What was taken has been changed."""
+        ...
+
+    def sleeping(self) -> NDArray[np.bool_]:
+        """For each class, whether some of its rows are asleep."""
+        ...
+
+    def wake(self, classes: NDArray[np.bool_]) -> None:
+        """Wake all rows of these classes."""
+        ...
+
+
+Gather = Callable[[NDArray[np.int64], int], "Callable[[], CSRBlock] | None"]
+Ahead = Callable[[Sequence[tuple[int, int]]], None]
+Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # features, values, bias
+# on a portion, for classes [first, last), with a thread's scratch
+Act = Callable[["Portion", tuple[int, int], GroupScratch], None]
+
+
+@dataclass
+class Portion:
+    """Rows in memory with the active rows that are theirs: a group's places, or, where that has no strips, rows [low, high)."""
+
+    taken: Taken
+    group: Group
+    at_hand: RowsAtHand
+
+    @property
+    def active(self) -> ActiveRows:
+        """The arrays of what was taken."""
+        return self.taken.active
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Of a group without strips."""
+        return self.group.low, self.group.high
+
+
+class _Buffer:
+    """Where one portion is put together."""
+
+    def __init__(self, number: int, rows: int) -> None:
+        self.number = number  # for `gather`
+        self.needed, self.local_of = np.zeros(rows, np.bool_), np.empty(rows, np.int32)
+        self.lines = np.empty(rows, np.int64)
+
+
+class StreamSolver:
+    """Solves the classes of a store of active rows; v (n, D) and BUFFERS groups of rows are what it holds.
+
+    gather: gives what will read rows (ascending) of X into buffer 0 .. BUFFERS - 1, or None where they are too many at
+    once. It is called in one thread and what it gives in another one, so that both go on beside the steps. ahead: is
+    told, before that, of ranges of rows most of which will come after these. threads: that share the classes. strip_bits:
+    rows of a strip, log2. of_rows: reads weights of rows, in the thread that reads them; of_classes: see `Times`. dense: see
+    `has_dense_rows`.
+    """
+
+    def __init__(
+        self, parameters: PPDSparseParameters, seed: int, n_samples: int, n_features: int, strip_bits: int,
+        active: ActiveRowStore, gather: Gather, ahead: Ahead, of_rows: RowWeights, of_classes: NDArray[np.float64],
+        threads: int = 1, dense: bool = False,
+    ) -> None:  # fmt: skip
+        self.parameters, self.seed, self.n_samples, self.strip_bits = parameters, seed, n_samples, strip_bits
+        self.active, self._gather, self._ahead, self.threads = active, gather, ahead, threads
+        self._of_rows, self._of_classes = of_rows, of_classes
+        self.penalty = penalty_of(parameters, dense)
+        self.passes = 0  # over the rows
+        self.v, self.v0 = np.zeros((active.n_classes, n_features)), np.zeros(active.n_classes)
+        self._rows = GROUP << strip_bits
+        self._buffers, self._free = [_Buffer(number, self._rows) for number in range(BUFFERS)], 0
+        self._most_needed = False  # of the rows of the portion before
+        self._scratch: SimpleQueue[GroupScratch] = SimpleQueue()  # one for each thread
+        for _ in range(threads):
+            self._scratch.put(GroupScratch(*(np.empty(self._rows, np.int64) for _ in range(4))))
+
+    def solve(
+        self, round_: int, weights: Iterator[Weights] | None = None, start_slopes: tuple[float, float] = (0.0, 0.0)
+    ) -> NDArray[np.float64]:
+        """One round of all classes; returns the largest violation inside each active set.
+
+        weights: of a warm start, a class after the other (features, values, bias), which give alpha with start_slopes.
+        """
+        p, n = self.parameters, self.active.n_classes
+        with (
+            ThreadPoolExecutor(self.threads) as self._pool,
+            ThreadPoolExecutor(1) as self._reader,
+            ThreadPoolExecutor(1) as self._planner,
+        ):
+            if weights is not None:
+                self._start(weights, start_slopes)
+            self._work(self._ranges(False), self._add)
+            if not p.bias:
+                self.v0[:] = 0.0
+            going, bar = np.ones(n, np.bool_), np.full(n, np.inf)
+            for epoch in range(p.epochs_of(round_)):
+                worst = np.zeros(n)
+                self._epoch(np.uint64(epoch_key(self.seed, round_, epoch)), Epoch(going, bar, worst))
+                bar[going] = worst[going]
+                ended, sleeping = going & (worst <= p.tol), self.active.sleeping()
+                going &= ~ended | sleeping
+                if not going.any():
+                    break
+                woken = ended & sleeping
+                self.active.wake(woken)
+                bar[woken] = np.inf
+            inside = np.zeros(n)
+
+            def look(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+                violation_range(
+                    *classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
+                    p.enough(round_), scratch.local,
+                )  # fmt: skip
+
+            self._work(self._ranges(True), look)
+        return inside
+
+    def _start(self, weights: Iterator[Weights], slopes: tuple[float, float]) -> None:
+        """alpha from the margins that given weights leave; they stand in v meanwhile. 0 of a class without weights."""
+        ramp = ramp_of(self.parameters, slopes)
+        bias = np.zeros(self.active.n_classes)
+        for c, (features, values, b) in enumerate(weights):
+            self.v[c, features], bias[c] = values, b if len(features) else np.nan
+
+        def start_alpha(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+            start_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, ramp)
+
+        self._work(self._ranges(True), start_alpha, change=True)
+        self.v[:] = 0.0
+
+    def _add(self, portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+        add_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, scratch.local)
+
+    def _epoch(self, key: np.uint64, epoch: Epoch) -> None:
+        def step(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+            descend_group(
+                *classes, portion.active, portion.group, portion.at_hand, epoch, self.v, self.v0, self.penalty, scratch
+            )  # fmt: skip
+
+        self._work(self._groups(key, epoch.going), step, change=True)
+
+    def _work(self, portions: Iterator[Future[Portion]], act: Act, change: bool = False) -> None:
+        """Act on portion after portion, the next ones being read meanwhile; threads take ranges of classes with equal work.
+
+        change: whether the active rows are given back.
+        """
+        self.passes += 1
+        ahead = deque(self._planner.submit(next, portions, None) for _ in self._buffers[1:])
+        while (coming := ahead.popleft().result()) is not None:
+            portion = coming.result()
+            stop_if_unwanted()
+            ahead.append(self._planner.submit(next, portions, None))
+            ptr = portion.active.ptr
+            n = _SHARES * self.threads if self.threads > 1 else 1
+            cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], n + 1)[1:-1])
+            ends = [0, *np.maximum.accumulate(cuts).tolist(), self.active.n_classes]
+            list(self._pool.map(partial(self._act, act, portion), itertools.pairwise(ends)))
+            if change:
+                self.active.give_back(portion.taken)
+
+    def _act(self, act: Act, portion: Portion, classes: tuple[int, int]) -> None:
+        scratch = self._scratch.get()
+        try:
+            act(portion, classes, scratch)
+        finally:
+            self._scratch.put(scratch)
+
+    def _ranges(self, all_: bool) -> Iterator[Future[Portion]]:
+        """Ranges of rows, ascending, with all active rows, or those with alpha > 0."""
+        for start in range(0, self.n_samples, self._rows):
+            stop = min(start + self._rows, self.n_samples)
+            if self._most_needed and stop < self.n_samples:
+                self._ahead([(stop, min(stop + self._rows, self.n_samples))])
+            yield from self._of_range(self.active.take([(start, stop)]), all_, start, stop)
+
+    def _of_range(self, taken: Taken, all_: bool, start: int, stop: int) -> Iterator[Future[Portion]]:
+        buffer = self._buffers[self._free]
+        needed = buffer.needed[: stop - start]
+        needed[:] = False
+        active = taken.active
+        mark_range(active.ptr, active.rows, active.alpha, all_, start, needed)
+        marked = np.flatnonzero(needed)
+        self._most_needed = 2 * len(marked) > stop - start
+        if not len(marked):
+            return
+        buffer.local_of[marked] = np.arange(len(marked), dtype=np.int32)
+        read = self._gather(marked + start, buffer.number)
+        if read is None:
+            middle = (start + stop) // 2
+            yield from self._of_range(taken, all_, start, middle)
+            yield from self._of_range(taken, all_, middle, stop)
+            return
+        nothing = np.empty(0, np.int64)
+        yield self._reading(
+            read, marked + start, taken, Group(nothing, nothing, self.strip_bits, np.uint64(0), start, stop)
+        )
+
+    def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Future[Portion]]:
+        """The groups of an epoch, with the rows that some class visits."""
+        n_strips = -(-self.n_samples >> self.strip_bits)
+        slots = np.empty(n_strips, np.int64)
+        strip_slots(n_strips, key, slots)
+        order = np.argsort(slots)
+        for first in range(0, n_strips, GROUP):
+            strips = np.sort(order[first : first + GROUP])
+            if self._most_needed and first + GROUP < n_strips:
+                self._ahead(self._rows_of(np.sort(order[first + GROUP : first + 2 * GROUP])))
+            taken = self.active.take(self._rows_of(strips))
+            group = Group(strips, slots[strips], self.strip_bits, key, 0, self._rows)
+            yield from self._of_group(taken, group, going)
+
+    def _rows_of(self, strips: NDArray[np.int64]) -> list[tuple[int, int]]:
+        starts = strips << self.strip_bits
+        stops = np.minimum(starts + (1 << self.strip_bits), self.n_samples)
+        return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+    def _of_group(self, taken: Taken, group: Group, going: NDArray[np.bool_]) -> Iterator[Future[Portion]]:
+        """The rows that come at a group's places."""
+        buffer, strips = self._buffers[self._free], group.strips
+        buffer.needed[:] = False
+        mark_group(going, taken.active, group, buffer.needed)
+        n = list_needed(buffer.needed, strips, self.strip_bits, buffer.lines, buffer.local_of)
+        self._most_needed = 2 * n > len(strips) << self.strip_bits
+        if not n:
+            return
+        read = self._gather(buffer.lines[:n], buffer.number)
+        if read is None:
+            middle = (group.low + group.high) // 2
+            yield from self._of_group(taken, group._replace(high=middle), going)
+            yield from self._of_group(taken, group._replace(low=middle), going)
+            return
+        yield self._reading(read, buffer.lines[:n], taken, group)
+
+    def _reading(
+        self, read: Callable[[], CSRBlock], lines: NDArray[np.int64], taken: Taken, group: Group
+    ) -> Future[Portion]:
+        """The portion in the free buffer, which has rows `lines` of X, as soon as it is read."""
+        buffer = self._buffers[self._free]
+        self._free = (self._free + 1) % BUFFERS
+
+        def make() -> Portion:
+            x = CSR.of(read())
+            squares = np.empty(len(x.indptr) - 1 if len(group.strips) else 0)
+            if len(group.strips):
+                row_squares(x.indptr, x.values, 1.0 if self.penalty.bias else 0.0, squares)
+            times = Times(self._of_classes, self._of_rows.of(lines))
+            return Portion(taken, group, RowsAtHand(buffer.local_of, x, squares, times))
+
+        return self._reader.submit(make)
