@@ -43,12 +43,12 @@ from mips import clustered_dense, rarest
 from pdsparse import in_memory
 
 import xmc_stream as xs
+from xmc_stream.factors.factors import Panels
 from xmc_stream.memoir.draws import Copies, Steps
 from xmc_stream.memoir.learners import Learner, learner_of
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import StepsPlan
 from xmc_stream.memoir.solver import macro_f1, take_step
-from xmc_stream.models.lowrank.factors import Panels
 from xmc_stream.store.dataset import Dataset
 
 GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"

@@ -42,9 +42,9 @@ from xmc_stream.kernels.search import (
     places,
     search,
 )
+from xmc_stream.linear.tiles import make_tile
+from xmc_stream.linear.weights import Unit
 from xmc_stream.models import Model, load_model
-from xmc_stream.models.linear.tiles import make_tile
-from xmc_stream.models.linear.weights import Unit
 from xmc_stream.ppdsparse.solver import added_sizes, start_sizes
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.model import UNIT

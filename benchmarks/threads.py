@@ -24,7 +24,7 @@ from commands import converted
 import xmc_stream as xs
 from xmc_stream.methods import registry
 from xmc_stream.models import Execution
-from xmc_stream.runtime.loading import a_few_rows
+from xmc_stream.runtime.warmup import a_few_rows
 from xmc_stream.training import train
 
 LIMIT = "4GB"

@@ -25,10 +25,10 @@ from helpers.problems import LIMIT, dense_weights, rare_labels
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.lanecd import descend_lanes
+from xmc_stream.linear.tiles import tile_bytes
+from xmc_stream.linear.units import cut_units
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.registry import method_of
-from xmc_stream.models.linear.tiles import tile_bytes
-from xmc_stream.models.linear.units import cut_units
 from xmc_stream.ppdsparse import all_rows, solve
 from xmc_stream.ppdsparse.all_rows import all_rows_bytes, takes_all_rows
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
@@ -38,7 +38,7 @@ from xmc_stream.ppdsparse.search import SearchJob
 from xmc_stream.ppdsparse.shares import solve_plan
 from xmc_stream.ppdsparse.solve import SolveJob
 from xmc_stream.ppdsparse.state import OPEN, STATUS, WRITER_BYTES, UnitState
-from xmc_stream.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 from xmc_stream.runtime.job import Loop, Notes, run_here
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset

@@ -15,10 +15,10 @@ import xmc_stream as xs
 from xmc_stream.kernels.densedcd import solve_dense_classes
 from xmc_stream.kernels.denserows import _unpack, score_fours
 from xmc_stream.kernels.ranking import LEAD, _fold_fours, _fold_ordered, _lengths, _reach, _top_k
+from xmc_stream.linear.bounds import has_bounds
+from xmc_stream.linear.tiles import TileRange
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.registry import method_of
-from xmc_stream.models.linear.bounds import has_bounds
-from xmc_stream.models.linear.tiles import TileRange
 from xmc_stream.ppdsparse import large_classes, probe, solve
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.runtime.plan import Cuts

@@ -27,9 +27,9 @@ from xmc_stream.kernels.groups import add_to_labels, shares_of_sides, signs_of_g
 from xmc_stream.kernels.guide import group_terms, guide_row, least_score, sureness
 from xmc_stream.kernels.permutation import permuted, word_bits
 from xmc_stream.kernels.scores import Tile
+from xmc_stream.linear.guide import Guide
+from xmc_stream.linear.model import LinearModel
 from xmc_stream.models import Execution
-from xmc_stream.models.linear.guide import Guide
-from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.ppdsparse import groups as module
 from xmc_stream.ppdsparse.groups import CLUSTERINGS, GROUPS, LEAST_LABELS, N_GROUPS, guide_weight
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters

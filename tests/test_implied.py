@@ -22,9 +22,9 @@ from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.implied import Implied, lift
 from xmc_stream.kernels.ranking import Ranking
+from xmc_stream.linear.implied import ImpliedLabels
+from xmc_stream.linear.model import LinearModel
 from xmc_stream.models import Execution
-from xmc_stream.models.linear.implied import ImpliedLabels
-from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.ppdsparse.implied import FEWEST, MARGIN, ImpliedJob, implied_margin
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan

@@ -100,7 +100,7 @@ def test_nobody_waits_for_ever_for_one_that_was_stopped_with_the_locks(tmp_path:
 
 BESIDE = """
 from xmc_stream.kernels import search
-from xmc_stream.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 
 warm_up = PPDSparseWarmUp(guided=True)
 warm_up.compile_beside()
@@ -120,7 +120,7 @@ CALLS = """
 import sys
 from xmc_stream.kernels.jit import calls_listed
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 
 rounds = None if sys.argv[1] == "none" else int(sys.argv[1])
 warm_up = PPDSparseWarmUp(PPDSparseParameters(max_rounds=rounds))
@@ -193,7 +193,7 @@ def test_a_first_training_compiles_elsewhere(small: Path, tmp_path: Path) -> Non
 WARM_UP = """
 import os
 import numpy as np
-from xmc_stream.runtime.loading import WarmUp
+from xmc_stream.runtime.warmup import WarmUp
 from xmc_stream.kernels.csr import count_indices
 
 class Counting(WarmUp):
@@ -367,7 +367,7 @@ import sys
 if "NUMBA_FIRST" in os.environ:
     import numba
 from calling import halves, wholes
-from xmc_stream.runtime.loading import WarmUp
+from xmc_stream.runtime.warmup import WarmUp
 from xmc_stream.kernels import machine
 from xmc_stream.kernels.jit import kernel
 

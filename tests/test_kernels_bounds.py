@@ -19,8 +19,8 @@ from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.ranking import LEAD, Ranking, top_k
 from xmc_stream.kernels.scores import TileClasses
-from xmc_stream.models.linear.bounds import BoundedTile, bounds_bytes, bounds_of, make_bounded
-from xmc_stream.models.linear.tiles import TileRange, tile_bytes, tile_width
+from xmc_stream.linear.bounds import BoundedTile, bounds_bytes, bounds_of, make_bounded
+from xmc_stream.linear.tiles import TileRange, tile_bytes, tile_width
 
 NONE = Labels(np.empty(0, np.int64), np.empty(0, np.int32))
 

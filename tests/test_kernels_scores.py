@@ -25,7 +25,7 @@ from xmc_stream.kernels.narrow import narrow, widen
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import NO_BOUNDS, TileClasses
 from xmc_stream.kernels.vectors import above
-from xmc_stream.models.linear.tiles import full_bytes, tile_bytes, tile_width
+from xmc_stream.linear.tiles import full_bytes, tile_bytes, tile_width
 
 
 @kernel

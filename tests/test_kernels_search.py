@@ -33,8 +33,8 @@ from xmc_stream.kernels.search import (
     places,
     search,
 )
-from xmc_stream.models.linear import tiles
-from xmc_stream.models.linear.tiles import tile_bytes, tile_width
+from xmc_stream.linear import tiles
+from xmc_stream.linear.tiles import tile_bytes, tile_width
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches

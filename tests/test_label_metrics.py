@@ -33,10 +33,10 @@ from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.metrics import TrueScores, count_above, score_positives, sort_rows
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.kernels.scores import NO_BOUNDS, Tile, TileClasses
+from xmc_stream.linear.tiles import TileSizes
+from xmc_stream.linear.weights import new_unit, plain_units, unit_path
 from xmc_stream.metrics import LabelMetrics, auc_units, average_auc
 from xmc_stream.models import Execution
-from xmc_stream.models.linear.tiles import TileSizes
-from xmc_stream.models.linear.weights import new_unit, plain_units, unit_path
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.model import UNIT, begin_model, finish_model
 from xmc_stream.store.new_dataset import new_dataset

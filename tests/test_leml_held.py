@@ -14,14 +14,14 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
+from xmc_stream.factors import heldrows
+from xmc_stream.factors import products as of_products
+from xmc_stream.factors.heldrows import Holding, held_or_read, let_go
+from xmc_stream.factors.products import ROW_BYTES, RangedBlock, entries_bytes, ranged_blocks
 from xmc_stream.lowrank import leml, ridge
 from xmc_stream.lowrank.leml import LEMLRun, lowrank_needs, plan_lowrank
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.memory import MemoryLimit
-from xmc_stream.models.lowrank import heldrows
-from xmc_stream.models.lowrank import products as of_products
-from xmc_stream.models.lowrank.heldrows import Holding, held_or_read, let_go
-from xmc_stream.models.lowrank.products import ROW_BYTES, RangedBlock, entries_bytes, ranged_blocks
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.runtime.workers import Folders, about_this
 from xmc_stream.store.dataset import Dataset

@@ -14,8 +14,8 @@ import pytest
 from helpers.commands import environment
 
 import xmc_stream as xs
+from xmc_stream.factors.products import LARGE_ROW_BYTES, ROW_BYTES, held_bytes, range_bits
 from xmc_stream.lowrank.ridge import row_parts
-from xmc_stream.models.lowrank.products import LARGE_ROW_BYTES, ROW_BYTES, held_bytes, range_bits
 from xmc_stream.runtime.events import read_events
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset

@@ -16,15 +16,15 @@ from helpers.cuts import CutError
 from helpers.forked import Forked
 
 import xmc_stream as xs
+from xmc_stream.factors import products as of_products
+from xmc_stream.factors.factors import Factor, Panels, new_factors
+from xmc_stream.factors.heldrows import Holding
+from xmc_stream.factors.products import LARGE_ROW_BYTES, ROW_BYTES, Learned, lines_of, range_bits
 from xmc_stream.lowrank import leml, parameters, ridge
 from xmc_stream.lowrank.cplst import CPLSTRun
 from xmc_stream.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, plan_lowrank
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.lowrank.ridge import PartJob, RidgeJob, Ridges, row_parts, solve_ridges
-from xmc_stream.models.lowrank import products as of_products
-from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
-from xmc_stream.models.lowrank.heldrows import Holding
-from xmc_stream.models.lowrank.products import LARGE_ROW_BYTES, ROW_BYTES, Learned, lines_of, range_bits
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Ledger, Notes, Phase, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan

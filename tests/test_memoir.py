@@ -12,11 +12,11 @@ from helpers.problems import LIMIT, overlapping
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.factors.products import Learned
 from xmc_stream.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.reduction import Reduction
 from xmc_stream.memoir.run import MEMOIRRun
-from xmc_stream.models.lowrank.products import Learned
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.models.linear.guide import Guide
-from xmc_stream.models.linear.model import LinearModel
-from xmc_stream.models.linear.weights import HALF_LEAST, HALF_ROUNDS, half_holds, unit_path
+from xmc_stream.linear.guide import Guide
+from xmc_stream.linear.model import LinearModel
+from xmc_stream.linear.weights import HALF_LEAST, HALF_ROUNDS, half_holds, unit_path
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.path import Step, path_of
 from xmc_stream.store.chunks import described, open_array

@@ -16,9 +16,9 @@ import scipy.sparse
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.linear.tiles import TileRange
+from xmc_stream.linear.units import cut_units
 from xmc_stream.models import Execution
-from xmc_stream.models.linear.tiles import TileRange
-from xmc_stream.models.linear.units import cut_units
 from xmc_stream.planning import plan_line, plan_lines, plan_training
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, _spread
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters

@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.models.linear.model import LinearModel
-from xmc_stream.models.linear.predict import PredictJob, PredictRun
+from xmc_stream.linear.model import LinearModel
+from xmc_stream.linear.predict import PredictJob, PredictRun
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.ppdsparse.search import SearchJob

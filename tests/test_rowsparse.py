@@ -22,10 +22,10 @@ from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
+from xmc_stream.grouplasso.predict import plan_rows
+from xmc_stream.grouplasso.rows import Rows, new_rows
 from xmc_stream.models import Execution
 from xmc_stream.models.decisions import Decision
-from xmc_stream.models.rowsparse.predict import plan_rows
-from xmc_stream.models.rowsparse.rows import Rows, new_rows
 from xmc_stream.planning import plan_prediction
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan

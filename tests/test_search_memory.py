@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.models.linear.tiles import TileRange
+from xmc_stream.linear.tiles import TileRange
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import SearchSize, search_needs
 from xmc_stream.ppdsparse.run import PPDSparseRun

@@ -12,8 +12,8 @@ from helpers.problems import LIMIT
 from helpers.tools import load_tool
 
 import xmc_stream as xs
-from xmc_stream.models.linear import weights
-from xmc_stream.models.linear.weights import new_unit
+from xmc_stream.linear import weights
+from xmc_stream.linear.weights import new_unit
 from xmc_stream.store import encoding
 from xmc_stream.store.chunks import open_array, plain_arrays
 from xmc_stream.store.encoding import MatrixWriter, folder_bytes

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from helpers.problems import tight
 
 import xmc_stream as xs
-from xmc_stream.models.linear.weights import LinearWeights
+from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.scale import settled, spread
 from xmc_stream.ppdsparse.start import weights_of_terms

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 import xmc_stream as xs
 from xmc_stream.errors import StoreError
-from xmc_stream.models.linear.model import LinearModel
-from xmc_stream.models.linear.weights import LinearWeights
-from xmc_stream.models.lowrank.factors import Factor, new_factors
+from xmc_stream.factors.factors import Factor, new_factors
+from xmc_stream.linear.model import LinearModel
+from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.model import load_model
 from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment, new_tables, stored_tables
 from xmc_stream.ppdsparse.candidates import CandidateFile, read_candidates

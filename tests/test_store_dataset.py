@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.models.linear.model import LinearModel
-from xmc_stream.models.linear.weights import Unit, new_unit, plain_units, starts_of, unit_path
+from xmc_stream.linear.model import LinearModel
+from xmc_stream.linear.weights import Unit, new_unit, plain_units, starts_of, unit_path
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, new_matrix, new_store
 from xmc_stream.store.inventory import seal

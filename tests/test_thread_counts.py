@@ -11,9 +11,9 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
+from xmc_stream.factors.heldrows import let_go
 from xmc_stream.methods import registry
 from xmc_stream.models import Execution
-from xmc_stream.models.lowrank.heldrows import let_go
 from xmc_stream.planning import plan_training
 from xmc_stream.runtime.plan import jobs_worth
 from xmc_stream.store.predictions import Predictions

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import StoreError
-from xmc_stream.models.linear import units
-from xmc_stream.models.linear.model import LinearModel
-from xmc_stream.models.linear.tiles import TileSizes, tile_width
-from xmc_stream.models.linear.units import cut_units, units_of_run
-from xmc_stream.models.linear.weights import plain_units
+from xmc_stream.linear import units
+from xmc_stream.linear.model import LinearModel
+from xmc_stream.linear.tiles import TileSizes, tile_width
+from xmc_stream.linear.units import cut_units, units_of_run
+from xmc_stream.linear.weights import plain_units
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.runtime.job import Job, Notes, run_here
@@ -286,7 +286,7 @@ def run_until(data: Path, work: Path, notes: Notes, last: str) -> Notes:
 
 
 def weights(work: Path, cut: list[Any]) -> list[Any]:
-    from xmc_stream.models.linear.weights import unit_path
+    from xmc_stream.linear.weights import unit_path
     from xmc_stream.store.matrix import SparseMatrix
 
     blocks = [SparseMatrix(unit_path(work, unit) / "weights").block(0, unit.last - unit.first) for unit in cut]

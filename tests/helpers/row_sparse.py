@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.models.rowsparse.rows import ROWS, RowsWriter, new_rows
+from xmc_stream.grouplasso.rows import ROWS, RowsWriter, new_rows
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
 from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.selection import SELECTED

@@ -299,13 +299,13 @@ def load() -> None:
     import xmc_stream.datasets.verify
     import xmc_stream.evaluation
     import xmc_stream.training  # noqa: F401
-    from xmc_stream.lowrank.warm import LEMLWarmUp
-    from xmc_stream.memoir.warm import MEMOIRWarmUp
-    from xmc_stream.models.linear.warm import LinearWarmUp
-    from xmc_stream.models.lowrank.warm import ScoreWarmUp
-    from xmc_stream.models.rowsparse.warm import RowsWarmUp
-    from xmc_stream.pdsparse.warm import PDSparseWarmUp
-    from xmc_stream.ppdsparse.warm import PPDSparseWarmUp
+    from xmc_stream.factors.warmup import ScoreWarmUp
+    from xmc_stream.grouplasso.predict_warmup import RowsWarmUp
+    from xmc_stream.linear.warmup import LinearWarmUp
+    from xmc_stream.lowrank.warmup import LEMLWarmUp
+    from xmc_stream.memoir.warmup import MEMOIRWarmUp
+    from xmc_stream.pdsparse.warmup import PDSparseWarmUp
+    from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 
     for job in (
         PPDSparseWarmUp(), PPDSparseWarmUp(again=True), PDSparseWarmUp(), LEMLWarmUp(), LinearWarmUp(True),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from xmc_stream.models.linear.tiles import Tile, make_tile
+from xmc_stream.linear.tiles import Tile, make_tile
 
 ANY = st.floats(-4, 4, width=32)
 SMALL = st.integers(-2, 2).map(float)  # sums of products of these are exact, and equal more often than not

@@ -20,8 +20,8 @@ from xmc_stream.memory import MemoryLimit, available_threads, format_size
 from xmc_stream.progress import current
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt, run_here
 from xmc_stream.runtime.ledger import Ledger
-from xmc_stream.runtime.loading import loading
 from xmc_stream.runtime.making import make
+from xmc_stream.runtime.warmup import loading
 from xmc_stream.store import assembly
 from xmc_stream.store.names import copy_names
 from xmc_stream.store.new_dataset import check_target

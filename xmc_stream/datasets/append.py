@@ -29,8 +29,8 @@ from xmc_stream.models import Execution, planned
 from xmc_stream.progress import working
 from xmc_stream.runtime.check import checked_reading, while_reading
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
-from xmc_stream.runtime.loading import loading
 from xmc_stream.runtime.making import COMMAND, MARK, digest_of, made_before, make, refuse_all, stands
+from xmc_stream.runtime.warmup import loading
 from xmc_stream.store import assembly
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, open_dataset

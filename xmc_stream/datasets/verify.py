@@ -32,7 +32,7 @@ from xmc_stream.models.calibration import Calibration
 from xmc_stream.models.model import Model, load_model
 from xmc_stream.progress import working
 from xmc_stream.runtime.job import Notes, Phase, Receipt
-from xmc_stream.runtime.loading import loading
+from xmc_stream.runtime.warmup import loading
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import FORMAT as DATASET
 from xmc_stream.store.dataset import Dataset

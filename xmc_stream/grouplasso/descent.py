@@ -17,6 +17,7 @@ from xmc_stream.grouplasso.columns import Columns, Targets
 from xmc_stream.grouplasso.extrapolation import LEAST, MOST_VALUES, Extrapolation
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.grouplasso.plan import DescentPlan, width_of
+from xmc_stream.grouplasso.rows import ROWS, new_rows
 from xmc_stream.grouplasso.solver import Descent, order_of, problem_of
 from xmc_stream.grouplasso.state import (
     ACTIVE,
@@ -28,7 +29,6 @@ from xmc_stream.grouplasso.state import (
     state_path,
     write_state,
 )
-from xmc_stream.models.rowsparse.rows import ROWS, new_rows
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 

@@ -15,7 +15,7 @@ from xmc_stream.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.grouplasso.plan import gradient_parts, parts_of, plan_descent, plan_gradient, width_of
 from xmc_stream.grouplasso.run import GroupLassoRun, stages_of
 from xmc_stream.grouplasso.state import state_path
-from xmc_stream.grouplasso.warm import GroupLassoWarmUp
+from xmc_stream.grouplasso.warmup import GroupLassoWarmUp
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan

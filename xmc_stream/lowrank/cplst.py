@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from xmc_stream.blas import one_blas_thread
+from xmc_stream.factors.factors import FACTORS, Dense, Factor, Panels, SideBySide
+from xmc_stream.factors.heldrows import Holding
+from xmc_stream.factors.products import LINES, Learned
+from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.lowrank.leml import plan_lowrank
 from xmc_stream.lowrank.normal import COLUMNS, NormalJob, NormalSolveJob
 from xmc_stream.lowrank.parameters import CPLSTParameters
 from xmc_stream.lowrank.ridge import Ridges, solve_ridges
 from xmc_stream.lowrank.steps import ModelJob, StartJob, gram_jobs, write_factors
 from xmc_stream.methods.contract import WRITING
-from xmc_stream.models.lowrank.factors import FACTORS, Dense, Factor, Panels, SideBySide
-from xmc_stream.models.lowrank.heldrows import Holding
-from xmc_stream.models.lowrank.products import LINES, Learned
-from xmc_stream.models.lowrank.projection import ProjectJob
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset

@@ -14,20 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
-from xmc_stream.kernels.lowrank import add_transposed
-from xmc_stream.lowrank.known_pairs import LOSS_UNIT
-from xmc_stream.lowrank.losses import LABELS, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
-from xmc_stream.lowrank.normal import normal_bytes
-from xmc_stream.lowrank.parameters import LEMLParameters
-from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts, solve_ridges
-from xmc_stream.lowrank.scale import ScaleJob
-from xmc_stream.lowrank.steps import FactorsJob, ModelJob, StartJob, gram_jobs
-from xmc_stream.methods.contract import WRITING
-from xmc_stream.metrics import average_auc
-from xmc_stream.models.lowrank.factors import FACTORS, Cut, Factor, Panels, SideBySide
-from xmc_stream.models.lowrank.heldrows import Holding
-from xmc_stream.models.lowrank.products import (
+from xmc_stream.factors.factors import FACTORS, Cut, Factor, Panels, SideBySide
+from xmc_stream.factors.heldrows import Holding
+from xmc_stream.factors.products import (
     BLOCK,
     LARGE_ROW_BYTES,
     LEAST_COLUMNS,
@@ -43,7 +32,18 @@ from xmc_stream.models.lowrank.products import (
     range_bits,
     times,
 )
-from xmc_stream.models.lowrank.projection import ProjectJob
+from xmc_stream.factors.projection import ProjectJob
+from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
+from xmc_stream.kernels.lowrank import add_transposed
+from xmc_stream.lowrank.known_pairs import LOSS_UNIT
+from xmc_stream.lowrank.losses import LABELS, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
+from xmc_stream.lowrank.normal import normal_bytes
+from xmc_stream.lowrank.parameters import LEMLParameters
+from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts, solve_ridges
+from xmc_stream.lowrank.scale import ScaleJob
+from xmc_stream.lowrank.steps import FactorsJob, ModelJob, StartJob, gram_jobs
+from xmc_stream.methods.contract import WRITING
+from xmc_stream.metrics import average_auc
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset

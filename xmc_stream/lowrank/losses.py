@@ -16,16 +16,16 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
+from xmc_stream.factors.factors import Cut, Dense, Factor, Panels, new_factors
+from xmc_stream.factors.heldrows import Holding
+from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned, held_out_metrics
+from xmc_stream.factors.projection import Parts, ProjectJob, row_blocks
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT, AllPairs, GivenPairs, dense_labels, given, loss_units
 from xmc_stream.lowrank.newton import run_alone, trust_region
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, solve_gram
 from xmc_stream.lowrank.steps import write_factors
-from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, new_factors
-from xmc_stream.models.lowrank.heldrows import Holding
-from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, Learned, held_out_metrics
-from xmc_stream.models.lowrank.projection import Parts, ProjectJob, row_blocks
 from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream

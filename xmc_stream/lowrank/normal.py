@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
+from xmc_stream.factors.factors import Cut, Dense, Factor, new_factors
+from xmc_stream.factors.products import Learned, blocks, csr, times
 from xmc_stream.lowrank.solver import solve_gram
-from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, new_factors
-from xmc_stream.models.lowrank.products import Learned, blocks, csr, times
 from xmc_stream.runtime.job import Receipt
 
 _LEAST = (

@@ -17,12 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
-from xmc_stream.lowrank.solver import Array, Progress, solve_columns
-from xmc_stream.models.lowrank.factors import LINES, Cut, Dense, Factor, Panels, new_factors
-from xmc_stream.models.lowrank.heldrows import NO_HOLDING, Holding, Pair, held_or_read
-from xmc_stream.models.lowrank.products import (
+from xmc_stream.factors.factors import LINES, Cut, Dense, Factor, Panels, new_factors
+from xmc_stream.factors.heldrows import NO_HOLDING, Holding, Pair, held_or_read
+from xmc_stream.factors.products import (
     BLOCK,
     ROW_BYTES,
     Learned,
@@ -30,6 +27,9 @@ from xmc_stream.models.lowrank.products import (
     lines_of,
     times,
 )
+from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
+from xmc_stream.lowrank.solver import Array, Progress, solve_columns
 from xmc_stream.runtime.job import Ledger, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.dataset import Dataset

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
-from xmc_stream.lowrank.solver import column_dots, first_labels, solve_gram
-from xmc_stream.models.lowrank.factors import Dense, Factor, Panels, SideBySide, new_factors
-from xmc_stream.models.lowrank.products import (
+from xmc_stream.factors.factors import Dense, Factor, Panels, SideBySide, new_factors
+from xmc_stream.factors.products import (
     BLOCK,
     LINES,
     Array,
     Learned,
     held_out_metrics,
 )
+from xmc_stream.lowrank.solver import column_dots, first_labels, solve_gram
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.model import UNIT

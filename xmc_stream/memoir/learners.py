@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.factors.factors import Panels
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.classvectors import RankedRows
 from xmc_stream.memoir.draws import Drawn
@@ -29,7 +30,6 @@ from xmc_stream.mips.lsh import SimpleLSH
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
-from xmc_stream.models.lowrank.factors import Panels
 from xmc_stream.store.dataset import Dataset
 
 

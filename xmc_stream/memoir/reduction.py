@@ -16,11 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from xmc_stream.blas import one_blas_thread
-from xmc_stream.kernels.domains import FIRST_FACTORS
-from xmc_stream.kernels.lines import aligned_zeros, lanes
-from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
-from xmc_stream.models.lowrank.heldrows import NO_HOLDING, Holding
-from xmc_stream.models.lowrank.products import (
+from xmc_stream.factors.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
+from xmc_stream.factors.heldrows import NO_HOLDING, Holding
+from xmc_stream.factors.products import (
     LEAST_COLUMNS,
     LINES,
     ROW_BYTES,
@@ -31,7 +29,9 @@ from xmc_stream.models.lowrank.products import (
     job_width,
     x_bytes,
 )
-from xmc_stream.models.lowrank.projection import ProjectJob, row_blocks
+from xmc_stream.factors.projection import ProjectJob, row_blocks
+from xmc_stream.kernels.domains import FIRST_FACTORS
+from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.encoding import remove

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.factors.factors import FACTORS
+from xmc_stream.factors.products import Learned
+from xmc_stream.linear.units import tiles_of, units_of_run
+from xmc_stream.linear.weights import starts_of, unit_path
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import plan_steps, resolved, shares
 from xmc_stream.memoir.reduction import REDUCED, Reduction
 from xmc_stream.memoir.state import state_path
 from xmc_stream.memoir.steps import Data, DecisionJob, FactorsJob, StepsJob, UnitJob
 from xmc_stream.methods.contract import WRITING
-from xmc_stream.models.linear.units import tiles_of, units_of_run
-from xmc_stream.models.linear.weights import starts_of, unit_path
-from xmc_stream.models.lowrank.factors import FACTORS
-from xmc_stream.models.lowrank.products import Learned
 from xmc_stream.runtime.job import Job, Ledger, Loop, Phase
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset

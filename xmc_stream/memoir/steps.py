@@ -17,9 +17,13 @@ from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
 from xmc_stream.errors import JobError
+from xmc_stream.factors.factors import Factor, Panels, new_factors
+from xmc_stream.factors.heldrows import let_go
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.lowrank import fold_top_k
+from xmc_stream.linear.tiles import TileSizes
+from xmc_stream.linear.weights import Unit, new_unit
 from xmc_stream.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.memoir.learners import Learner, learner_of
 from xmc_stream.memoir.parameters import MEMOIRParameters
@@ -28,10 +32,6 @@ from xmc_stream.memoir.solver import macro_f1, take_step
 from xmc_stream.memoir.state import CLASSES, read_dense, read_sparse, state_path
 from xmc_stream.metrics import among
 from xmc_stream.models.decisions import HeldOut
-from xmc_stream.models.linear.tiles import TileSizes
-from xmc_stream.models.linear.weights import Unit, new_unit
-from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
-from xmc_stream.models.lowrank.heldrows import let_go
 from xmc_stream.models.ranking import filter_pairs, no_predictions
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.stop import stop_if_unwanted

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from xmc_stream.store.matrix import Block, SparseMatrix
 
 KINDS = {
-    "linear": "xmc_stream.models.linear.model:LinearModel",
-    "low-rank": "xmc_stream.models.lowrank.model:LowRankModel",
-    "row-sparse": "xmc_stream.models.rowsparse.model:RowSparseModel",
+    "linear": "xmc_stream.linear.model:LinearModel",
+    "low-rank": "xmc_stream.factors.model:LowRankModel",
+    "row-sparse": "xmc_stream.grouplasso.model:RowSparseModel",
 }
 
 

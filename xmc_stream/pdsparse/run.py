@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.errors import InputError
+from xmc_stream.linear.units import tiles_of, units_of_run
+from xmc_stream.linear.weights import starts_of, unit_path
 from xmc_stream.methods.contract import WRITING
-from xmc_stream.models.linear.units import tiles_of, units_of_run
-from xmc_stream.models.linear.weights import starts_of, unit_path
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.passes import ObjectiveJob, SegmentJob, UnitJob, WeightsJob, drop_session
 from xmc_stream.pdsparse.plan import plan_pass

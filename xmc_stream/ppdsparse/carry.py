@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from xmc_stream.errors import StoreError
+from xmc_stream.linear.weights import Unit
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.models.linear.weights import Unit
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.sizes import search_sizes, search_tiles
 from xmc_stream.ppdsparse.solver import added_sizes

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.linear.tiles import TileSizes
+from xmc_stream.linear.weights import HALF_LEAST, Unit, half_holds, new_unit
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.models.linear.tiles import TileSizes
-from xmc_stream.models.linear.weights import HALF_LEAST, Unit, half_holds, new_unit
 from xmc_stream.ppdsparse.candidates import CandidateFile
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.state import BIAS, DUAL, EMPTY, INSIDE, KEPT, LOSS, OUTSIDE, STATUS, UnitState

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.implied import first_others, intersect
-from xmc_stream.models.linear.implied import IMPLIED
+from xmc_stream.linear.implied import IMPLIED
 from xmc_stream.ppdsparse.groups import guide_weight
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.runtime.job import Receipt

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.lowrank import multiply
+from xmc_stream.linear.guide import GUIDE, Guide, GuideSizes, write_guide
+from xmc_stream.linear.tiles import TileSizes
+from xmc_stream.linear.weights import LinearWeights, half_holds
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.models.linear.guide import GUIDE, Guide, GuideSizes, write_guide
-from xmc_stream.models.linear.tiles import TileSizes
-from xmc_stream.models.linear.weights import LinearWeights, half_holds
 from xmc_stream.ppdsparse.groups import CLUSTERINGS, GROUPS, N_GROUPS, group_needs
 from xmc_stream.ppdsparse.start import matched
 from xmc_stream.runtime.job import Receipt

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.denserows import in_fours
+from xmc_stream.linear.guide import GUIDE
+from xmc_stream.linear.implied import IMPLIED
+from xmc_stream.linear.model import LinearModel
+from xmc_stream.linear.units import cut_units
+from xmc_stream.linear.weights import finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
-from xmc_stream.models.linear.guide import GUIDE
-from xmc_stream.models.linear.implied import IMPLIED
-from xmc_stream.models.linear.model import LinearModel
-from xmc_stream.models.linear.units import cut_units
-from xmc_stream.models.linear.weights import finalise_key
 from xmc_stream.ppdsparse.all_rows import takes_all_rows
 from xmc_stream.ppdsparse.carry import last_solve
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
@@ -30,7 +30,7 @@ from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.shares import solve_plan, unit_of_state
 from xmc_stream.ppdsparse.solver import has_dense_rows, row_order
 from xmc_stream.ppdsparse.start import check_start
-from xmc_stream.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 from xmc_stream.ppdsparse.weights import LossWeights, check_weights
 from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import MemoryPlan

@@ -21,7 +21,7 @@ from xmc_stream.kernels.penalty import ONCE
 from xmc_stream.kernels.scores import Tile
 from xmc_stream.kernels.search import ActiveAhead, BestRows, LossSums, bias_losses, loss_grid, search
 from xmc_stream.kernels.vectors import LANES
-from xmc_stream.models.linear.tiles import make_tile, tile_bytes
+from xmc_stream.linear.tiles import make_tile, tile_bytes
 from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import SolvePlan

@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.methods.contract import WEIGHTS, WRITING
-from xmc_stream.methods.weights import Given
-from xmc_stream.models.linear.guide import GUIDE
-from xmc_stream.models.linear.implied import IMPLIED
-from xmc_stream.models.linear.tiles import TileRange
-from xmc_stream.models.linear.units import tiles_of, units_of_run
-from xmc_stream.models.linear.weights import (
+from xmc_stream.linear.guide import GUIDE
+from xmc_stream.linear.implied import IMPLIED
+from xmc_stream.linear.tiles import TileRange
+from xmc_stream.linear.units import tiles_of, units_of_run
+from xmc_stream.linear.weights import (
     LinearWeights,
     Unit,
     starts_of,
     unit_of,
     unit_path,
 )
+from xmc_stream.methods.contract import WEIGHTS, WRITING
+from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.candidates import CandidateFile
 from xmc_stream.ppdsparse.carry import CarryJob
 from xmc_stream.ppdsparse.finalise import FinaliseJob

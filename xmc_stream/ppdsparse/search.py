@@ -32,9 +32,9 @@ from xmc_stream.kernels.search import (
     places,
     search,
 )
+from xmc_stream.linear.tiles import make_tile, tile_width
+from xmc_stream.linear.weights import Unit
 from xmc_stream.models.cache import shared_cache
-from xmc_stream.models.linear.tiles import make_tile, tile_width
-from xmc_stream.models.linear.weights import Unit
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
 from xmc_stream.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, CandidateWriter, UnitState, new_candidates
 from xmc_stream.ppdsparse.weights import LossWeights, RowWeights

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from xmc_stream.errors import MemoryLimitError
+from xmc_stream.linear.weights import Unit
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.models.linear.weights import Unit
 from xmc_stream.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import SolvePlan, plan_solve

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.models.linear.tiles import EIGHTH, TileRange, TileSizes
-from xmc_stream.models.linear.weights import Unit
+from xmc_stream.linear.tiles import EIGHTH, TileRange, TileSizes
+from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import held_rows
 from xmc_stream.ppdsparse.search import fewer_weights

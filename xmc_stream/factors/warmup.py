@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.models.lowrank.factors import FACTORS, LowRankFactors, new_factors
-from xmc_stream.models.lowrank.predict import ScoreRun
+from xmc_stream.factors.factors import FACTORS, LowRankFactors, new_factors
+from xmc_stream.factors.predict import ScoreRun
 from xmc_stream.runtime.job import Notes, run_here
-from xmc_stream.runtime.loading import WarmUp, a_few_rows
 from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 from xmc_stream.store.predictions import begin_predictions
 

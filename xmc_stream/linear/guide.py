@@ -19,9 +19,9 @@ from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.guide import NO_GROUPS, group_terms, no_terms
 from xmc_stream.kernels.scores import Tile
+from xmc_stream.linear.tiles import make_tile
+from xmc_stream.linear.weights import LinearWeights, new_unit
 from xmc_stream.models.cache import shared_cache
-from xmc_stream.models.linear.tiles import make_tile
-from xmc_stream.models.linear.weights import LinearWeights, new_unit
 from xmc_stream.models.model import Checker
 from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.chunks import read_small

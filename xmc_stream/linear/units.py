@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xmc_stream.models.linear.weights import Unit, plain_units, starts_of, units_from
+from xmc_stream.linear.weights import Unit, plain_units, starts_of, units_from
 from xmc_stream.runtime.job import Ledger, Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT

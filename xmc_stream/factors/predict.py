@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
+from xmc_stream.factors.factors import LINES, Cut, Factor, LowRankFactors, Panels
+from xmc_stream.factors.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, tiles
+from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.lowrank import fold_top_k
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
-from xmc_stream.models.lowrank.factors import LINES, Cut, Factor, LowRankFactors, Panels
-from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, tiles
-from xmc_stream.models.lowrank.projection import ProjectJob
 from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of
 from xmc_stream.models.runs import HELD_ROWS, PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.runtime.job import Loop, Phase, Receipt
@@ -118,7 +118,7 @@ class ScoreJob(RankingJob):
         return {"bytes_read": 0, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
 
     def _tiles(self, model: LowRankFactors, lines: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Final scores by tiles of classes, see `models.lowrank.products.tiles`."""
+        """Final scores by tiles of classes, see `factors.products.tiles`."""
         for low, tile in tiles(lines, model.factor("H")):
             calibrate_rows(tile, rescaling_of(model, low, low + tile.shape[1], self.raw))
             yield low, tile

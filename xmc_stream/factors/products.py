@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.factors.factors import Cut, Dense, Panels
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.dual import HELD_OUT, held_out
 from xmc_stream.kernels.lines import CACHE_LINE, lanes
@@ -21,7 +22,6 @@ from xmc_stream.kernels.lowrank import add_lines, add_transposed, fold_counts, f
 from xmc_stream.kernels.lowrankranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
 from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.metrics import auc_units
-from xmc_stream.models.lowrank.factors import Cut, Dense, Panels
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset

@@ -9,7 +9,7 @@ import numpy as np
 
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.models.linear.weights import Unit
+from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse.active_rows import rows_on_disk
 from xmc_stream.ppdsparse.implied import implied_of
 from xmc_stream.ppdsparse.large_classes import LargeClasses
@@ -21,8 +21,8 @@ from xmc_stream.ppdsparse.spill import SpilledRows
 from xmc_stream.ppdsparse.state import new_unit_state
 from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.job import Notes, run_here
-from xmc_stream.runtime.loading import WarmUp, a_few_rows
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block
 from xmc_stream.store.model import begin_model, finish_model, model_attributes

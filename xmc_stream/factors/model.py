@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
+from xmc_stream.factors.factors import FACTORS, LowRankFactors
+from xmc_stream.factors.forecast import ScoreForecaster
+from xmc_stream.factors.predict import HeldFactors, ScoreRun, held_needs
+from xmc_stream.factors.warmup import ScoreWarmUp
 from xmc_stream.models.decisions import Decision
-from xmc_stream.models.lowrank.factors import FACTORS, LowRankFactors
-from xmc_stream.models.lowrank.forecast import ScoreForecaster
-from xmc_stream.models.lowrank.predict import HeldFactors, ScoreRun, held_needs
-from xmc_stream.models.lowrank.warm import ScoreWarmUp
 from xmc_stream.models.model import Checker, Model, WeightArrays
 from xmc_stream.runtime.check import checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt

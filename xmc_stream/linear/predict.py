@@ -20,13 +20,13 @@ from xmc_stream.kernels.guide import no_terms
 from xmc_stream.kernels.implied import lift
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import NO_BOUNDS, TileClasses
+from xmc_stream.linear.bounds import BoundedTile, bounds_bytes, make_bounded
+from xmc_stream.linear.guide import Guide, GuideSizes, groups_of, terms_of
+from xmc_stream.linear.implied import ImpliedLabels, lift_implied
+from xmc_stream.linear.tiles import TileRange, make_tile, widest
+from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.calibration import Calibration
-from xmc_stream.models.linear.bounds import BoundedTile, bounds_bytes, make_bounded
-from xmc_stream.models.linear.guide import Guide, GuideSizes, groups_of, terms_of
-from xmc_stream.models.linear.implied import ImpliedLabels, lift_implied
-from xmc_stream.models.linear.tiles import TileRange, make_tile, widest
-from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import (
     RESULT_BYTES,
     calibration_of,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from xmc_stream.models.linear.predict import (
+from xmc_stream.linear.predict import (
     PredictPlan,
     PredictProbe,
     plan_predict,
@@ -14,7 +14,7 @@ from xmc_stream.models.linear.predict import (
     predict_needs,
     takes_bounds,
 )
-from xmc_stream.models.linear.weights import LinearWeights
+from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.runs import RankingForecaster, least_block
 from xmc_stream.runtime.job import Job, Receipt
 from xmc_stream.runtime.plan import MemoryPlan

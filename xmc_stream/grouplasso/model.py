@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.grouplasso.compact import compact
+from xmc_stream.grouplasso.forecast import RowsForecaster
+from xmc_stream.grouplasso.predict import HeldRows, RowsRun, held_needs
+from xmc_stream.grouplasso.predict_warmup import RowsWarmUp
+from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights
 from xmc_stream.models.decisions import Decision
 from xmc_stream.models.model import Checker, Model, WeightArrays, compare
-from xmc_stream.models.rowsparse.compact import compact
-from xmc_stream.models.rowsparse.forecast import RowsForecaster
-from xmc_stream.models.rowsparse.predict import HeldRows, RowsRun, held_needs
-from xmc_stream.models.rowsparse.rows import ROWS, WINDOW, RowSparseWeights
-from xmc_stream.models.rowsparse.warm import RowsWarmUp
 from xmc_stream.runtime.check import array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan

@@ -27,7 +27,7 @@ HALF_LEAST = np.nextafter(np.float32(2.0**-25), np.float32(1.0))  # the least we
 class Unit(NamedTuple):
     """Classes [first, last) that are solved, kept and written as one; first is a multiple of UNIT.
 
-    A wide one has several times UNIT classes, few of them with positives: see `models.linear.units`.
+    A wide one has several times UNIT classes, few of them with positives: see `linear.units`.
     """
 
     first: int

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from xmc_stream.factors.products import most_whole
 from xmc_stream.lowrank.leml import LEMLRun
 from xmc_stream.lowrank.parameters import LEMLParameters
-from xmc_stream.models.lowrank.products import most_whole
 from xmc_stream.runtime.job import Notes, run_here
-from xmc_stream.runtime.loading import WarmUp, a_few_rows
 from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.dataset import write_observed
 from xmc_stream.store.model import begin_model
 

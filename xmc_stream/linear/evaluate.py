@@ -16,14 +16,14 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.metrics import TrueScores, count_above, score_positives, sort_rows
 from xmc_stream.kernels.ranking import Ranking
+from xmc_stream.linear.guide import Guide, terms_of
+from xmc_stream.linear.implied import ImpliedLabels, lift_implied
+from xmc_stream.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
+from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.counts import COUNT_BYTES, HITS, PREDICTED, TRUE, count_best, metrics_of, write_counts
 from xmc_stream.models.decisions import BEST_LABEL, Decision
-from xmc_stream.models.linear.guide import Guide, terms_of
-from xmc_stream.models.linear.implied import ImpliedLabels, lift_implied
-from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
-from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import check_labels, filter_matrix, filter_pairs, no_predictions
 from xmc_stream.models.runs import PREDICTING, least_block
 from xmc_stream.runtime.job import Loop, Phase, Receipt

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.denserows import MOST_FEATURES
 from xmc_stream.kernels.ranking import LEAD
 from xmc_stream.kernels.scores import LANES, NO_BOUNDS, Bounds, Tile
-from xmc_stream.models.linear.tiles import TileRange, full_bytes, make_tile, tile_width
+from xmc_stream.linear.tiles import TileRange, full_bytes, make_tile, tile_width
 
 _ROUNDED = 2e-3  # of what is bounded: a sum of MOST_FEATURES products is rounded by less
 _CLASS_BYTES = 10

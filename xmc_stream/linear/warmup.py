@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.models.linear.evaluate import EvaluateRun
-from xmc_stream.models.linear.guide import GUIDE, write_guide
-from xmc_stream.models.linear.implied import IMPLIED
-from xmc_stream.models.linear.predict import PredictRun
-from xmc_stream.models.linear.tiles import TileSizes
-from xmc_stream.models.linear.units import tiles_of
-from xmc_stream.models.linear.weights import LinearWeights, new_unit, plain_units, unit_path
+from xmc_stream.linear.evaluate import EvaluateRun
+from xmc_stream.linear.guide import GUIDE, write_guide
+from xmc_stream.linear.implied import IMPLIED
+from xmc_stream.linear.predict import PredictRun
+from xmc_stream.linear.tiles import TileSizes
+from xmc_stream.linear.units import tiles_of
+from xmc_stream.linear.weights import LinearWeights, new_unit, plain_units, unit_path
 from xmc_stream.runtime.job import Notes, run_here
-from xmc_stream.runtime.loading import WarmUp, a_few_rows
 from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import Block
 from xmc_stream.store.model import UNIT, begin_model, finish_model, model_attributes

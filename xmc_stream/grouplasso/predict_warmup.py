@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.models.rowsparse.predict import RowsRun
-from xmc_stream.models.rowsparse.rows import ROWS, RowSparseWeights, new_rows
+from xmc_stream.grouplasso.predict import RowsRun
+from xmc_stream.grouplasso.rows import ROWS, RowSparseWeights, new_rows
 from xmc_stream.runtime.job import Notes, run_here
-from xmc_stream.runtime.loading import WarmUp, a_few_rows
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 from xmc_stream.store.predictions import begin_predictions
 

@@ -17,8 +17,8 @@ from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.implied import Implied, lift
 from xmc_stream.kernels.ranking import Ranking
+from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.cache import shared_cache
-from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.model import Checker
 from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.matrix import SparseMatrix

@@ -13,8 +13,8 @@ from xmc_stream.grouplasso.plan import DescentPlan
 from xmc_stream.grouplasso.run import GroupLassoRun
 from xmc_stream.grouplasso.solver import order_of
 from xmc_stream.runtime.job import Notes, run_here
-from xmc_stream.runtime.loading import WarmUp, a_few_rows
 from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.model import begin_model
 
 

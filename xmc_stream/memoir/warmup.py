@@ -12,8 +12,8 @@ from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.run import MEMOIRRun
 from xmc_stream.models.ranking import filter_pairs, no_predictions
 from xmc_stream.runtime.job import Notes, run_here
-from xmc_stream.runtime.loading import WarmUp, a_few_rows
 from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.model import begin_model
 
 

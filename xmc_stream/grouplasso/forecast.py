@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from xmc_stream.models.rowsparse.predict import RowsPlan, plan_rows, rows_needs
-from xmc_stream.models.rowsparse.rows import RowSparseWeights
+from xmc_stream.grouplasso.predict import RowsPlan, plan_rows, rows_needs
+from xmc_stream.grouplasso.rows import RowSparseWeights
 from xmc_stream.models.runs import RankingForecaster, least_block
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.matrix import stream_bytes

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.linear.guide import GUIDE, Guide
+from xmc_stream.linear.implied import IMPLIED, ImpliedLabels
+from xmc_stream.linear.weights import LinearWeights, unit_path
 from xmc_stream.models.decisions import Decision
-from xmc_stream.models.linear.guide import GUIDE, Guide
-from xmc_stream.models.linear.implied import IMPLIED, ImpliedLabels
-from xmc_stream.models.linear.weights import LinearWeights, unit_path
 from xmc_stream.models.model import Checker, Model, WeightArrays
 from xmc_stream.runtime.check import CHECKED_BYTES, array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
@@ -28,8 +28,8 @@ from xmc_stream.store.model import UNIT
 if TYPE_CHECKING:
     import scipy.sparse
 
-    from xmc_stream.models.linear.evaluate import EvaluateRun
-    from xmc_stream.models.linear.predict import HeldTiles, PredictRun
+    from xmc_stream.linear.evaluate import EvaluateRun
+    from xmc_stream.linear.predict import HeldTiles, PredictRun
 
 _WINDOW = 1 << 20  # items exported at a time
 
@@ -101,7 +101,7 @@ class LinearModel(LinearWeights, Model):
     def warm_up(self, evaluate: bool = False) -> Job:
         """Predict, or evaluate, a few rows by a few weights."""
         from xmc_stream.kernels.denserows import MOST_FEATURES
-        from xmc_stream.models.linear.warm import LinearWarmUp
+        from xmc_stream.linear.warmup import LinearWarmUp
 
         fours = self.n_features <= MOST_FEATURES
         return LinearWarmUp(evaluate, Guide.of(self) is not None, ImpliedLabels.of(self) is not None, fours)
@@ -110,19 +110,19 @@ class LinearModel(LinearWeights, Model):
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
     ) -> PredictRun:
         """Tile by tile."""
-        from xmc_stream.models.linear.predict import PredictRun
+        from xmc_stream.linear.predict import PredictRun
 
         return PredictRun(self, dataset, k, out, plan, filtered, raw=raw)
 
     def held_needs(self) -> dict[str, int]:
         """All tiles."""
-        from xmc_stream.models.linear.predict import held_needs
+        from xmc_stream.linear.predict import held_needs
 
         return held_needs(self)
 
     def hold(self) -> HeldTiles:
         """All tiles."""
-        from xmc_stream.models.linear.predict import HeldTiles
+        from xmc_stream.linear.predict import HeldTiles
 
         return HeldTiles(self)
 
@@ -130,7 +130,7 @@ class LinearModel(LinearWeights, Model):
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
     ) -> EvaluateRun:
         """Tile by tile, twice."""
-        from xmc_stream.models.linear.evaluate import EvaluateRun
+        from xmc_stream.linear.evaluate import EvaluateRun
 
         return EvaluateRun(self, dataset, k, out, plan, filtered, decision, folder)
 
@@ -138,7 +138,7 @@ class LinearModel(LinearWeights, Model):
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
     ) -> Forecaster:
         """By a probe of a few tiles and rows."""
-        from xmc_stream.models.linear.forecast import PredictForecaster
+        from xmc_stream.linear.forecast import PredictForecaster
 
         return PredictForecaster(self, dataset, k, evaluate, filtered, once)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights, new_rows
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.models.files import refuse_model
-from xmc_stream.models.rowsparse.rows import ROWS, WINDOW, RowSparseWeights, new_rows
 from xmc_stream.store.inventory import LOGS, SEAL
 from xmc_stream.store.model import CHUNK_BYTES, COMPACTED, LABEL_COUNTS, begin_model, finish_model
 from xmc_stream.store.names import select_names

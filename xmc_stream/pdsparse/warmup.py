@@ -8,8 +8,8 @@ from pathlib import Path
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.run import PDSparseRun
 from xmc_stream.runtime.job import Notes, run_here
-from xmc_stream.runtime.loading import WarmUp, a_few_rows
 from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.model import begin_model
 
 

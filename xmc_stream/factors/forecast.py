@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from xmc_stream.models.lowrank.factors import LowRankFactors
-from xmc_stream.models.lowrank.predict import ScorePlan, plan_scores, score_needs
-from xmc_stream.models.lowrank.products import ROW_BYTES
+from xmc_stream.factors.factors import LowRankFactors
+from xmc_stream.factors.predict import ScorePlan, plan_scores, score_needs
+from xmc_stream.factors.products import ROW_BYTES
 from xmc_stream.models.runs import RankingForecaster
 from xmc_stream.runtime.plan import MemoryPlan
 
