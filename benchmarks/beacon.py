@@ -42,7 +42,8 @@ def main(path: Path, arguments: list[str]) -> None:
     from xmc_stream.linear import predict
     from xmc_stream.pdsparse import passes
     from xmc_stream.pdsparse import warmup as warm_passes
-    from xmc_stream.ppdsparse import finalise, search, solve, warm
+    from xmc_stream.ppdsparse import finalise, search, solve
+    from xmc_stream.ppdsparse import warmup as warm
     from xmc_stream.runtime import check
     from xmc_stream.store.matrix import SparseMatrix
 
