@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 import xmc_stream as xs
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.classvectors import RankedRows
 from xmc_stream.mips.exact import DenseExact, Exact
+from xmc_stream.mips.kernels.classvectors import RankedRows
 from xmc_stream.mips.lsh import SimpleLSH
 from xmc_stream.mips.oracle import Answers, Oracle
 from xmc_stream.mips.smallworld import SmallWorld

@@ -31,7 +31,10 @@ from xmc_stream.kernels.denserows import in_fours
 from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import DENSE_SHARE, NO_BOUNDS, Tile, TileClasses
-from xmc_stream.kernels.search import (
+from xmc_stream.linear.tiles import make_tile
+from xmc_stream.linear.weights import Unit
+from xmc_stream.models import Model, load_model
+from xmc_stream.ppdsparse.kernels.search import (
     NO_LOSS,
     SQUARED_HINGE,
     ActiveAhead,
@@ -42,9 +45,6 @@ from xmc_stream.kernels.search import (
     places,
     search,
 )
-from xmc_stream.linear.tiles import make_tile
-from xmc_stream.linear.weights import Unit
-from xmc_stream.models import Model, load_model
 from xmc_stream.ppdsparse.solver import added_sizes, start_sizes
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.model import UNIT

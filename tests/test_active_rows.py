@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmc_stream.kernels.active import start_sets
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.ppdsparse import spill as spilled
 from xmc_stream.ppdsparse.active_rows import DiskRows, rows_on_disk
+from xmc_stream.ppdsparse.kernels.active import start_sets
 from xmc_stream.ppdsparse.spill import SpilledRows
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset

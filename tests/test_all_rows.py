@@ -24,7 +24,7 @@ from helpers.problems import LIMIT, dense_weights, rare_labels
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.kernels.lanecd import descend_lanes
+from xmc_stream.linear.kernels.lanecd import descend_lanes
 from xmc_stream.linear.tiles import tile_bytes
 from xmc_stream.linear.units import cut_units
 from xmc_stream.methods.contract import Task

@@ -24,9 +24,9 @@ from reference.records import record_starts
 import xmc_stream as xs
 from xmc_stream.convert.formats import delimited
 from xmc_stream.convert.formats.registry import open_source
+from xmc_stream.convert.kernels.records import START, next_record
 from xmc_stream.convert.options import Options, TextOptions
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.kernels.records import START, next_record
 
 DOCUMENTS = text_files.documents(300)
 for document in DOCUMENTS[::3]:  # what must be in quotes

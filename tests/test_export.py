@@ -16,8 +16,8 @@ from sklearn.datasets import load_svmlight_file
 
 import xmc_stream as xs
 from xmc_stream.datasets.export import export
+from xmc_stream.datasets.kernels.format import VALUE_BYTES, write_integer, write_value
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.kernels.format import VALUE_BYTES, write_integer, write_value
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset
 

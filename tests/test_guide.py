@@ -23,7 +23,6 @@ import xmc_stream as xs
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import UNSEEN
-from xmc_stream.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
 from xmc_stream.kernels.guide import group_terms, guide_row, least_score, sureness
 from xmc_stream.kernels.permutation import permuted, word_bits
 from xmc_stream.kernels.scores import Tile
@@ -32,6 +31,7 @@ from xmc_stream.linear.model import LinearModel
 from xmc_stream.models import Execution
 from xmc_stream.ppdsparse import groups as module
 from xmc_stream.ppdsparse.groups import CLUSTERINGS, GROUPS, LEAST_LABELS, N_GROUPS, guide_weight
+from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.runtime.job import Notes

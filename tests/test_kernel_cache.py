@@ -99,7 +99,7 @@ def test_nobody_waits_for_ever_for_one_that_was_stopped_with_the_locks(tmp_path:
 
 
 BESIDE = """
-from xmc_stream.kernels import search
+from xmc_stream.ppdsparse.kernels import search
 from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 
 warm_up = PPDSparseWarmUp(guided=True)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import active as twin
 
-from xmc_stream.kernels.active import (
+from xmc_stream.kernels.csr import pread_ranges, pwrite_lines
+from xmc_stream.ppdsparse.kernels.active import (
     append_lines,
     count_before,
     count_below,
@@ -29,7 +30,6 @@ from xmc_stream.kernels.active import (
     set_signs,
     start_sets,
 )
-from xmc_stream.kernels.csr import pread_ranges, pwrite_lines
 
 # uncompiled, numpy says so when a key or a count of bits wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from reference import mips as twin
 
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.kernels import classvectors as kernels
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.mips.kernels import classvectors as kernels
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
 
 K, D = 5, 40

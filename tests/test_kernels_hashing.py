@@ -7,8 +7,8 @@ import pytest
 from reference import mips as twin
 
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.hashing import Codes, encode, hash_room, nearest_scored
-from xmc_stream.kernels.innerproducts import Best
+from xmc_stream.mips.kernels.hashing import Codes, encode, hash_room, nearest_scored
+from xmc_stream.mips.kernels.innerproducts import Best
 
 N = 40
 

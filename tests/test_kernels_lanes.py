@@ -13,10 +13,10 @@ from reference import dcd as twin
 from reference import lanes as reference
 
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.dcd import Steps, row_squares
-from xmc_stream.kernels.lanecd import begin_lanes, descend_lanes, new_lanes
-from xmc_stream.kernels.penalty import ONCE, Times
 from xmc_stream.kernels.vectors import LANES
+from xmc_stream.linear.kernels.dcd import Steps, row_squares
+from xmc_stream.linear.kernels.lanecd import begin_lanes, descend_lanes, new_lanes
+from xmc_stream.linear.kernels.penalty import ONCE, Times
 from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
 from xmc_stream.ppdsparse.solver import penalty_of
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import grouplasso as twin
 
-from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.grouplasso import (
+from xmc_stream.grouplasso.kernels.descent import (
     BACK,
     KEPT,
     LARGEST,
@@ -32,8 +31,7 @@ from xmc_stream.kernels.grouplasso import (
     violation,
     visit,
 )  # fmt: skip
-from xmc_stream.kernels.lines import lanes
-from xmc_stream.kernels.margins import (
+from xmc_stream.grouplasso.kernels.margins import (
     LANES,
     LOSSES,
     PAD,
@@ -46,6 +44,8 @@ from xmc_stream.kernels.margins import (
     new_sums,
     settle,
 )  # fmt: skip
+from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.vectors import _plain_total, total
 
 losses = pytest.mark.parametrize("loss", LOSSES)

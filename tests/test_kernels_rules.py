@@ -14,7 +14,7 @@ from xmc_stream.kernels import domains
 from xmc_stream.kernels.permutation import key_of
 
 MOST_ARGUMENTS = 12
-SOURCES = sorted(Path(xmc_stream.kernels.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(xmc_stream.__file__).parent.rglob("kernels/*.py"))
 ROOT = str(SOURCES[0].parents[2])
 
 

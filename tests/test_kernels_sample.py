@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import sample as twin
 
-from xmc_stream.kernels.sample import count_work, cut_small, keep_large, sparsify
 from xmc_stream.linear.tiles import make_tile, tile_width
+from xmc_stream.ppdsparse.kernels.sample import count_work, cut_small, keep_large, sparsify
 
 # uncompiled, numpy says so when a key wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

@@ -20,7 +20,9 @@ from reference import scores as twin
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.denserows import in_fours
 from xmc_stream.kernels.scores import FEW
-from xmc_stream.kernels.search import (
+from xmc_stream.linear import tiles
+from xmc_stream.linear.tiles import tile_bytes, tile_width
+from xmc_stream.ppdsparse.kernels.search import (
     BINS,
     ActiveAhead,
     BestRows,
@@ -33,8 +35,6 @@ from xmc_stream.kernels.search import (
     places,
     search,
 )
-from xmc_stream.linear import tiles
-from xmc_stream.linear.tiles import tile_bytes, tile_width
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from reference import order as twin
 
 from xmc_stream.kernels.blocks import ActiveSets
-from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.order import GROUP, RowOrder, stream_order
-from xmc_stream.kernels.penalty import ONCE, Times
-from xmc_stream.kernels.stream import ActiveRows, strip_starts
+from xmc_stream.linear.kernels.dcd import new_scratch
+from xmc_stream.linear.kernels.penalty import ONCE, Times
+from xmc_stream.ppdsparse.kernels.stream import ActiveRows, strip_starts
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.solver import Solver
 from xmc_stream.ppdsparse.streaming import StreamSolver, Taken

@@ -17,13 +17,13 @@ from reference import words as reference
 
 from xmc_stream.convert.formats.delimited import CsvRows, Dialect
 from xmc_stream.convert.formats.jsonl import JsonLines
+from xmc_stream.convert.kernels.jsonlines import read_objects
+from xmc_stream.convert.kernels.places import BLANK, HARD, KIND, LIST, SOUND, WHOLE
+from xmc_stream.convert.kernels.records import read_records
+from xmc_stream.convert.kernels.words import FIRST, ROWS, TIMES
 from xmc_stream.convert.lines.files import TextRange
 from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.table import Rule, WordTable, characters, terms_of, texts_of
-from xmc_stream.kernels.jsonlines import read_objects
-from xmc_stream.kernels.places import BLANK, HARD, KIND, LIST, SOUND, WHOLE
-from xmc_stream.kernels.records import read_records
-from xmc_stream.kernels.words import FIRST, ROWS, TIMES
 
 # characters that case, words and the scans treat apart
 ODD = "aAb1_ \n\t.,'éÉßẞΣσςİıǅÅK日本𐐀𐐨\u0307\u00a0\u2003\u200d\u0345ﬁⅣ²"  # noqa: RUF001

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import parse as twin
 
+from xmc_stream.convert.kernels.parse import sort_rows
 from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, Parser, bom_length
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.parse import sort_rows
 
 
 def parsed(text: bytes, n_features: int, n_labels: int, rules: twin.Rules = twin.XMLREPO) -> list[twin.Row]:

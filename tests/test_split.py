@@ -18,9 +18,9 @@ from reference.split import validation_rows
 
 import xmc_stream as xs
 from xmc_stream.convert.options import TextOptions
+from xmc_stream.datasets.kernels.split import choose_rows
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.split import choose_rows
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset
 from xmc_stream.store.places import LOCK, work_folder

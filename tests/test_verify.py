@@ -20,8 +20,8 @@ from reference import check as twin
 
 import xmc_stream as xs
 from xmc_stream.datasets import check
+from xmc_stream.datasets.kernels.check import N_STATE, check_entries, sum_of_counts
 from xmc_stream.errors import StoreError
-from xmc_stream.kernels.check import N_STATE, check_entries, sum_of_counts
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter
 from xmc_stream.store.inventory import seal

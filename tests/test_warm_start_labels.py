@@ -15,11 +15,11 @@ from helpers.trainings import kill_when, train
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.balance import start_alpha
-from xmc_stream.kernels.penalty import ONCE, Ramp
 from xmc_stream.linear.guide import Guide
+from xmc_stream.linear.kernels.penalty import ONCE, Ramp
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.ppdsparse import solver
+from xmc_stream.ppdsparse.kernels.balance import start_alpha
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset
 

@@ -93,7 +93,7 @@ class LinesJob:
         self, matrix: SparseMatrix, low: int, high: int, sums: NDArray[np.uint64], damage: list[str]
     ) -> str | None:
         """Check lines [low, high); returns what is wrong with their ends, as then nothing else can be checked."""
-        from xmc_stream.kernels.check import DISORDER, N_STATE, NOT_FINITE, OUTSIDE, check_entries
+        from xmc_stream.datasets.kernels.check import DISORDER, N_STATE, NOT_FINITE, OUTSIDE, check_entries
 
         line = "row" if matrix.encoding == "csr_matrix" else "column"
         window = matrix.indptr.read(low, high + 1)
@@ -144,7 +144,7 @@ def lines_jobs(matrix: SparseMatrix, hash_key: int, norms: str = "", counts: str
 
 def index_counts_sum(folder: Path, hash_key: int) -> int:
     """What the sums of hashes of indices alone must be, from how often each occurs."""
-    from xmc_stream.kernels.check import sum_of_counts
+    from xmc_stream.datasets.kernels.check import sum_of_counts
 
     total = first = 0
     for window in windows(open_array(folder)):

@@ -188,7 +188,7 @@ def _matrices(dataset: Dataset, files: Sequence[Path], limit: MemoryLimit) -> No
 
 def _text(dataset: Dataset, out: Path, compressed: bool, format: str, base: int, limit: MemoryLimit) -> int:
     """Write the rows; returns how many have neither labels nor features."""
-    from xmc_stream.kernels.format import write_rows
+    from xmc_stream.datasets.kernels.format import write_rows
 
     X, Y = dataset.X_rows(), dataset.Y_rows()
     none = np.zeros(1, np.int64), np.empty(0, X.indices.dtype), np.empty(0, np.float32)

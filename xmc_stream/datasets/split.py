@@ -242,8 +242,8 @@ def _is_part(part: Path, dataset: Dataset, fraction: float, seed: int) -> bool:
 
 def _load_kernels(dataset: Dataset) -> None:
     """What the run calls is loaded before it is planned."""
+    from xmc_stream.datasets.kernels.split import choose_rows
     from xmc_stream.kernels.csr import count_indices, row_norms
-    from xmc_stream.kernels.split import choose_rows
     from xmc_stream.store import transpose
     from xmc_stream.store.encoding import index_dtype
 
@@ -258,7 +258,7 @@ def _load_kernels(dataset: Dataset) -> None:
 
 def _by_labels(dataset: Dataset, fraction: float, seed: int) -> Choose:
     """Chooses a share of the rows of every label."""
-    from xmc_stream.kernels.split import choose_rows
+    from xmc_stream.datasets.kernels.split import choose_rows
 
     counts = dataset.label_counts()
     left = counts.copy()

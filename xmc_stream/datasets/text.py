@@ -25,7 +25,7 @@ def text_writer(
     header: XMLRepo's first line `N D K`; base: added to features and labels. compressed: by gzip, with no
     name or time inside. Values are the shortest decimals that give back the same float32.
     """
-    from xmc_stream.kernels.format import write_rows
+    from xmc_stream.datasets.kernels.format import write_rows
 
     buffer = np.empty(0, np.uint8)
     first = f"{n_samples} {n_features} {n_labels}\n".encode()
@@ -59,7 +59,7 @@ def text_writer(
 
 def text_bytes(n_rows: int, n_values: int, n_positives: int, n_features: int, n_labels: int) -> int:
     """Bytes of so many rows as text, at most."""
-    from xmc_stream.kernels.format import VALUE_BYTES
+    from xmc_stream.datasets.kernels.format import VALUE_BYTES
 
     feature, label = len(str(n_features + 1)), len(str(n_labels + 1))
     return 2 * n_rows + (feature + VALUE_BYTES + 2) * n_values + (label + 1) * n_positives

@@ -342,7 +342,7 @@ class _Warm:
 
     def run(self) -> Receipt:
         """Check nothing, of both types of indices."""
-        from xmc_stream.kernels.check import N_STATE, check_entries, sum_of_counts
+        from xmc_stream.datasets.kernels.check import N_STATE, check_entries, sum_of_counts
 
         ends, none = np.zeros(0, np.int64), np.empty(0, np.float32)
         with loading("verify", _COMPILING):

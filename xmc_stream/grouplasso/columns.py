@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.grouplasso.arrays import InFile
+from xmc_stream.grouplasso.kernels.margins import Lines
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.margins import Lines
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Buffer
 

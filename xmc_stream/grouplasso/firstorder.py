@@ -29,10 +29,10 @@ from xmc_stream.grouplasso.gradient import (
     losses_of,
     total_of,
 )
+from xmc_stream.grouplasso.kernels.descent import BACK, KEPT, LARGEST, LINEAR, PENALTY, SQUARE, VIOLATION
 from xmc_stream.grouplasso.plan import GradientPlan, feature_run, is_small, step_work, width_of
 from xmc_stream.grouplasso.solver import problem_of
 from xmc_stream.grouplasso.state import State, write_state
-from xmc_stream.kernels.grouplasso import BACK, KEPT, LARGEST, LINEAR, PENALTY, SQUARE, VIOLATION
 from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.store.dataset import Dataset
 

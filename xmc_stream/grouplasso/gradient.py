@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from xmc_stream.grouplasso.arrays import InFile
 from xmc_stream.grouplasso.columns import Columns
 from xmc_stream.grouplasso.descent import Data, Stage
+from xmc_stream.grouplasso.kernels.descent import N_SUMS, Problem, step_rows
+from xmc_stream.grouplasso.kernels.margins import LOGISTIC, Lines, add_gradients, add_scores, new_sums, settle
 from xmc_stream.grouplasso.plan import GradientPlan, feature_run, row_run, width_of
 from xmc_stream.grouplasso.solver import problem_of
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.grouplasso import N_SUMS, Problem, step_rows
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.kernels.margins import LOGISTIC, Lines, add_gradients, add_scores, new_sums, settle
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.stop import stop_if_unwanted
@@ -156,7 +156,7 @@ class GradientJob(_Part):
 
 @dataclass(frozen=True)
 class StepJob(_Part):
-    """Rows [first, last) of out = prox(v - g / length); sums of fixed runs of features, see `kernels.grouplasso.step_rows`."""
+    """Rows [first, last) of out = prox(v - g / length); sums of fixed runs of features, see `kernels.descent.step_rows`."""
 
     length: float
     point: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xmc_stream.grouplasso.extrapolation import BYTES, MOST_VALUES
+from xmc_stream.grouplasso.kernels.margins import LANES
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.kernels.lines import lanes
-from xmc_stream.kernels.margins import LANES
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset
 

@@ -15,10 +15,10 @@ from xmc_stream.errors import InputError
 from xmc_stream.grouplasso.descent import ColumnsJob, Data, ModelJob, SegmentJob, Stage
 from xmc_stream.grouplasso.firstorder import StepsJob, StoreJob
 from xmc_stream.grouplasso.gradient import SigmaJob
+from xmc_stream.grouplasso.kernels.descent import LEAST_CURVATURE
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.grouplasso.plan import plan_descent, plan_gradient
 from xmc_stream.grouplasso.solver import problem_of
-from xmc_stream.kernels.grouplasso import LEAST_CURVATURE
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.runtime.check import SealJob, array_jobs
 from xmc_stream.runtime.job import Job, Ledger, Loop, Phase, Receipt

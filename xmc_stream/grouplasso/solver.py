@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.grouplasso.arrays import InFile, InMemory, Matrix, rows_of
 from xmc_stream.grouplasso.columns import Columns, Some, Targets
-from xmc_stream.grouplasso.parameters import LOSSES, GroupLassoParameters
-from xmc_stream.kernels.domains import FEATURE_ORDER
-from xmc_stream.kernels.grouplasso import (
+from xmc_stream.grouplasso.kernels.descent import (
     Problem,
     Visited,
     add_squares,
@@ -27,8 +25,10 @@ from xmc_stream.kernels.grouplasso import (
     propose,
     visit,
 )
+from xmc_stream.grouplasso.kernels.margins import LOGISTIC, MULTITASK, add_gradient, add_scores, move, new_sums, settle
+from xmc_stream.grouplasso.parameters import LOSSES, GroupLassoParameters
+from xmc_stream.kernels.domains import FEATURE_ORDER
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.kernels.margins import LOGISTIC, MULTITASK, add_gradient, add_scores, move, new_sums, settle
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.stop import stop_if_unwanted
 
@@ -123,7 +123,7 @@ class Descent:
         return len(features) == 1 and int(self.columns.counts[features[0]]) > most
 
     def visit(self, order: NDArray[np.int64], violation: NDArray[np.float64]) -> None:
-        """Visit features in turn. violation (2,): the sum and the largest so far, see `kernels.grouplasso.Visited`."""
+        """Visit features in turn. violation (2,): the sum and the largest so far, see `kernels.descent.Visited`."""
         for first, last in self.columns.batches(order, self._batch, self._most):
             stop_if_unwanted()
             some = order[first:last]
@@ -157,7 +157,7 @@ class Descent:
         self.weights.put(features, rows_of_w)
 
     def _visit_long(self, feature: int, visited: Visited) -> None:
-        """Visit a column in pieces, as `kernels.grouplasso.visit` does."""
+        """Visit a column in pieces, as `kernels.descent.visit` does."""
         problem, sums, step, square = self.problem, self._sums, self._step, 0.0
         line = np.array([feature])
         w = self.weights.take(line)

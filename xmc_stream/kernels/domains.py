@@ -10,8 +10,8 @@ place of the epoch, the second in that of the label.
 SHARED_ORDER and LABEL_NUMBERS are equal and stand in the same place. They do not meet either: only PPDSparse draws orders
 that classes share, only PD-Sparse numbers labels, and one training is by one method. What is new gets a new number.
 
-`kernels.split` has no domain. It draws with label, round 0 and epoch 0, as a class's first visiting order does. It does so
-when a dataset is split, and a training never sees that draw.
+`datasets.kernels.split` has no domain. It draws with label, round 0 and epoch 0, as a class's first visiting order does. It
+does so when a dataset is split, and a training never sees that draw.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class RowOrder(NamedTuple):
     """Which classes are large, and the strips of rows that their visiting orders are made of: a matter of the data alone.
 
     A class of more than `large` active rows visits them in an order that all such classes share: the 2^strip_bits rows of
-    a strip close together, so that rows can stream by (`kernels.stream`). A smaller one has an order of its own.
+    a strip close together, so that rows can stream by (`ppdsparse.kernels.stream`). A smaller one has an order of its own.
     """
 
     n_samples: int

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Panels
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.classvectors import RankedRows
 from xmc_stream.memoir.draws import Drawn
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import StepsPlan
@@ -26,6 +25,7 @@ from xmc_stream.memoir.state import (
 )
 from xmc_stream.memoir.weights import Weights
 from xmc_stream.mips.exact import DenseExact, Exact
+from xmc_stream.mips.kernels.classvectors import RankedRows
 from xmc_stream.mips.lsh import SimpleLSH
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.smallworld import SmallWorld

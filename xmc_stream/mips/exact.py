@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.classvectors import RankedRows
-from xmc_stream.kernels.innerproducts import Best, Excluded, RowTile, fill_tile, scan
+from xmc_stream.mips.kernels.classvectors import RankedRows
+from xmc_stream.mips.kernels.innerproducts import Best, Excluded, RowTile, fill_tile, scan
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors
 

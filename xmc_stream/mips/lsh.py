@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import whole
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.hashing import TOGETHER, Codes, encode, hash_room, nearest_scored
-from xmc_stream.kernels.innerproducts import Best
+from xmc_stream.mips.kernels.hashing import TOGETHER, Codes, encode, hash_room, nearest_scored
+from xmc_stream.mips.kernels.innerproducts import Best
 from xmc_stream.mips.oracle import Oracle, largest
 from xmc_stream.mips.vectors import DenseVectors
 

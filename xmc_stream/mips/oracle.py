@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import seed_of, whole
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.domains import ZERO_CLASSES
-from xmc_stream.kernels.innerproducts import Best
-from xmc_stream.kernels.zeroclasses import draw_zero_classes
+from xmc_stream.mips.kernels.innerproducts import Best
+from xmc_stream.mips.kernels.zeroclasses import draw_zero_classes
 
 T = TypeVar("T")
 

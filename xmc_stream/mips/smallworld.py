@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.arguments import share, whole
-from xmc_stream.kernels import smallworld as kernels
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.classvectors import RankedRows
-from xmc_stream.kernels.innerproducts import Best
+from xmc_stream.mips.kernels import smallworld as kernels
+from xmc_stream.mips.kernels.classvectors import RankedRows
+from xmc_stream.mips.kernels.innerproducts import Best
 from xmc_stream.mips.oracle import Oracle, largest
 from xmc_stream.mips.vectors import ClassVectors
 

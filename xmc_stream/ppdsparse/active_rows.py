@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.kernels.active import count_before, draw_negatives, mark, marked_rows, rank
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.kernels.spill import ASLEEP, FRESH, POSITIVE
-from xmc_stream.kernels.stream import ActiveRows, strip_starts
+from xmc_stream.ppdsparse.kernels.active import count_before, draw_negatives, mark, marked_rows, rank
+from xmc_stream.ppdsparse.kernels.spill import ASLEEP, FRESH, POSITIVE
+from xmc_stream.ppdsparse.kernels.stream import ActiveRows, strip_starts
 from xmc_stream.ppdsparse.streaming import Taken
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.encoding import index_dtype

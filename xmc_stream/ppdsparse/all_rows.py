@@ -1,4 +1,4 @@
-"""Classes whose first active set is all rows: solved LANES at a time, see `kernels.lanecd`.
+"""Classes whose first active set is all rows: solved LANES at a time, see `linear.kernels.lanecd`.
 
 Where active sets become a large part of the rows, it takes less time to look at every row for many classes at once than
 at some rows for one class after the other; and nothing is left to search for. What does so is a matter of data and
@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, CSRBlock, Labels, PatternBlock
-from xmc_stream.kernels.dcd import Steps, row_squares
-from xmc_stream.kernels.lanecd import (
+from xmc_stream.kernels.vectors import LANES
+from xmc_stream.linear.kernels.dcd import Steps, row_squares
+from xmc_stream.linear.kernels.lanecd import (
     begin_lanes,
     descend_lanes,
     lanes_bytes,
@@ -25,8 +26,7 @@ from xmc_stream.kernels.lanecd import (
     take_rows,
     take_weights,
 )
-from xmc_stream.kernels.penalty import Times
-from xmc_stream.kernels.vectors import LANES
+from xmc_stream.linear.kernels.penalty import Times
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.solver import has_dense_rows, penalty_of, start_sizes
 from xmc_stream.runtime.plan import MIB
@@ -69,7 +69,7 @@ def all_rows_bytes(dataset: Dataset) -> int:
 
 
 class Solved(NamedTuple):
-    """Some classes: of each in turn its statistics (n, 4), as of `kernels.dcd.solve_classes`, its weights, the rows it keeps.
+    """Some classes: of each in turn its statistics (n, 4), its weights, the rows it keeps; see `linear.kernels.dcd`.
 
     losses (n,): C times the loss, summed over all rows. weights, active: counts of each class, then of all together features
     and values, rows and alpha. They are overwritten when the next classes come.

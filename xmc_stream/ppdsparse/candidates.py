@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.kernels.active import append_lines
+from xmc_stream.ppdsparse.kernels.active import append_lines
 from xmc_stream.ppdsparse.state import CandidateRows
 from xmc_stream.store.encoding import index_dtype
 

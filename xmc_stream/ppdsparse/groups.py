@@ -21,16 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
-from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.domains import LABEL_GROUPS
-from xmc_stream.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
 from xmc_stream.kernels.lowrank import add_transposed, multiply
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.linear.guide import GUIDE, write_guide
+from xmc_stream.linear.kernels.dcd import new_scratch
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import half_holds
 from xmc_stream.models.cache import drop_tiles
+from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows
 from xmc_stream.runtime.job import Receipt

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.blocks import ActiveSets
-from xmc_stream.kernels.dcd import dual_terms, take_weights
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.kernels.penalty import of_class
+from xmc_stream.linear.kernels.dcd import dual_terms, take_weights
+from xmc_stream.linear.kernels.penalty import of_class
 from xmc_stream.ppdsparse.active_rows import DiskRows, MemoryRows
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import StreamRoom

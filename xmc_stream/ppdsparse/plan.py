@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.order import GROUP, RowOrder
-from xmc_stream.kernels.search import BINS, SPARE
 from xmc_stream.linear.tiles import TileRange, widest
+from xmc_stream.ppdsparse.kernels.search import BINS, SPARE
 from xmc_stream.ppdsparse.solver import ROW_BYTES
 from xmc_stream.ppdsparse.streaming import BUFFERS
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges

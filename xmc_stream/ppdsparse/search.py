@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.active import count_below
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.denserows import in_fours
-from xmc_stream.kernels.penalty import ONCE
-from xmc_stream.kernels.sample import count_work, cut_small, keep_large, sparsify
 from xmc_stream.kernels.scores import Tile
-from xmc_stream.kernels.search import (
+from xmc_stream.linear.kernels.penalty import ONCE
+from xmc_stream.linear.tiles import make_tile, tile_width
+from xmc_stream.linear.weights import Unit
+from xmc_stream.models.cache import shared_cache
+from xmc_stream.ppdsparse.kernels.active import count_below
+from xmc_stream.ppdsparse.kernels.sample import count_work, cut_small, keep_large, sparsify
+from xmc_stream.ppdsparse.kernels.search import (
     BINS,
     NO_LOSS,
     ActiveAhead,
@@ -32,9 +35,6 @@ from xmc_stream.kernels.search import (
     places,
     search,
 )
-from xmc_stream.linear.tiles import make_tile, tile_width
-from xmc_stream.linear.weights import Unit
-from xmc_stream.models.cache import shared_cache
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
 from xmc_stream.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, CandidateWriter, UnitState, new_candidates
 from xmc_stream.ppdsparse.weights import LossWeights, RowWeights

@@ -11,7 +11,14 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.active import (
+from xmc_stream.kernels.blocks import CSR, ActiveSets
+from xmc_stream.linear.kernels.dcd import new_scratch
+from xmc_stream.linear.kernels.penalty import Times
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.ppdsparse.active_rows import DiskRows, rows_on_disk
+from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
+from xmc_stream.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
+from xmc_stream.ppdsparse.kernels.active import (
     count_before,
     drop_idle,
     mark,
@@ -21,14 +28,7 @@ from xmc_stream.kernels.active import (
     set_signs,
     start_sets,
 )
-from xmc_stream.kernels.balance import start_alpha, start_scores
-from xmc_stream.kernels.blocks import CSR, ActiveSets
-from xmc_stream.kernels.dcd import new_scratch
-from xmc_stream.kernels.penalty import Times
-from xmc_stream.models.cache import drop_tiles
-from xmc_stream.ppdsparse.active_rows import DiskRows, rows_on_disk
-from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
-from xmc_stream.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
+from xmc_stream.ppdsparse.kernels.balance import start_alpha, start_scores
 from xmc_stream.ppdsparse.large_classes import LargeClasses
 from xmc_stream.ppdsparse.parameters import (
     APPROXIMATE,

@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock
-from xmc_stream.kernels.dcd import (
+from xmc_stream.kernels.order import RowOrder, stream_order
+from xmc_stream.kernels.permutation import key_of, visiting_order
+from xmc_stream.linear.kernels.dcd import (
     Scratch,
     Steps,
     add_rows,
@@ -32,10 +34,8 @@ from xmc_stream.kernels.dcd import (
     take_weights,
     violation,
 )
-from xmc_stream.kernels.densedcd import fill_lines, padded, solve_dense_classes
-from xmc_stream.kernels.order import RowOrder, stream_order
-from xmc_stream.kernels.penalty import ONCE, Penalty, Ramp, Times, of_class, of_lines
-from xmc_stream.kernels.permutation import key_of, visiting_order
+from xmc_stream.linear.kernels.densedcd import fill_lines, padded, solve_dense_classes
+from xmc_stream.linear.kernels.penalty import ONCE, Penalty, Ramp, Times, of_class, of_lines
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 
 ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
@@ -75,7 +75,7 @@ def row_order(n_samples: int, nnz: int) -> RowOrder:
 
 
 def has_dense_rows(n_samples: int, n_features: int, nnz: int) -> bool:
-    """Whether rows have most features: they are then solved as whole lines (`kernels.densedcd`). A matter of the data alone."""
+    """Whether rows have most features, and are solved as whole lines (`linear.kernels.densedcd`): a matter of the data alone."""
     return n_features <= _MOST_FEATURES and nnz * _DENSE_SHARE >= n_samples * n_features
 
 

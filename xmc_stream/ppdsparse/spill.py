@@ -15,9 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import ActiveSets
-from xmc_stream.kernels.spill import FRESH, POSITIVE, RECORD, put_back, put_by_class, put_by_strip, wake_records
-from xmc_stream.kernels.stream import ActiveRows
 from xmc_stream.ppdsparse.active_rows import NO_STARTS, ScratchFile
+from xmc_stream.ppdsparse.kernels.spill import (
+    FRESH,
+    POSITIVE,
+    RECORD,
+    put_back,
+    put_by_class,
+    put_by_strip,
+    wake_records,
+)
+from xmc_stream.ppdsparse.kernels.stream import ActiveRows
 from xmc_stream.ppdsparse.plan import SLICES, SORTED
 from xmc_stream.ppdsparse.streaming import Taken
 from xmc_stream.store.encoding import index_dtype

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.active import start_sets
 from xmc_stream.linear.weights import LinearWeights, Unit
 from xmc_stream.models.cache import drop_tiles
+from xmc_stream.ppdsparse.kernels.active import start_sets
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.sizes import search_sizes, search_tiles
 from xmc_stream.ppdsparse.solver import start_sizes, warm_sizes

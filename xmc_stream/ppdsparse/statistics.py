@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.penalty import ONCE
+from xmc_stream.linear.kernels.penalty import ONCE
 from xmc_stream.ppdsparse.candidates import CandidateFile
 from xmc_stream.ppdsparse.parameters import DOUBLINGS, FAR, PATIENCE, ROUNDING, PPDSparseParameters
 from xmc_stream.ppdsparse.state import (

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, CSRBlock
-from xmc_stream.kernels.dcd import row_squares
 from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
-from xmc_stream.kernels.penalty import Times
-from xmc_stream.kernels.stream import (
+from xmc_stream.linear.kernels.dcd import row_squares
+from xmc_stream.linear.kernels.penalty import Times
+from xmc_stream.ppdsparse.kernels.stream import (
     ActiveRows,
     Epoch,
     Group,

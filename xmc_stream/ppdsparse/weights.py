@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.penalty import ONCE
+from xmc_stream.linear.kernels.penalty import ONCE
 from xmc_stream.methods.weights import LABELS, SAMPLES, Given
 from xmc_stream.metrics import inverse_propensity
 from xmc_stream.ppdsparse.parameters import BALANCED, GIVEN, PROPENSITY, PPDSparseParameters

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.kernels.places import BLANK, HEADER
 from xmc_stream.convert.lines.files import (
     HEAD,
     Buffers,
@@ -34,7 +35,6 @@ from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.tfidf.block import LINES, Block, Record
 from xmc_stream.convert.tfidf.records import LABEL_FIELDS, TEXT_FIELDS, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.kernels.places import BLANK, HEADER
 from xmc_stream.memory import format_size
 
 _DELIMITERS = "\t,;|"  # that are recognised
@@ -82,7 +82,7 @@ class CsvRows:
         self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]
     ) -> Iterator[tuple[int, Record] | Block]:
         """The rows, by the lines that they begin in, numbered in the range from 1."""
-        from xmc_stream.kernels.records import read_records
+        from xmc_stream.convert.kernels.records import read_records
 
         csv.field_size_limit(max(csv.field_size_limit(), longest))  # of the process: rows are bounded here
         columns = np.full(len(self.names), -1, np.int64)
@@ -121,7 +121,7 @@ class CsvRows:
 
     def load_kernels(self) -> None:
         """Read a row."""
-        from xmc_stream.kernels.records import read_records
+        from xmc_stream.convert.kernels.records import read_records
 
         places, counts = np.empty((1, 1, 3), np.int32), np.zeros((3, 2), np.int64)
         text = np.frombuffer(bytearray(b"a\n"), np.uint8)
@@ -276,7 +276,7 @@ def _table(file: TextFile, options: Options) -> _Table:
 
 def _cuts(path: Path, dialect: Dialect, first: int, size: int) -> list[int]:
     """As `cuts`, at the begin of the next row. The file is read once for that, if it has several ranges."""
-    from xmc_stream.kernels.records import START, next_record
+    from xmc_stream.convert.kernels.records import START, next_record
 
     wanted = cuts(first, size)
     found = wanted[:1]

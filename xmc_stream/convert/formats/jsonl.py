@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.kernels.jsonlines import read_objects
 from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, file_identity, place_of, ranges
 from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.tfidf.block import LINES, Block, Record
 from xmc_stream.convert.tfidf.records import RecordsSource
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.jsonlines import read_objects
 
 _NEWLINE = 10
 _WINDOW = 2**20  # bytes of lines at hand

@@ -66,7 +66,7 @@ class Parser:
         noun: str = "feature",
         dialect: Dialect = XMLREPO,
     ) -> None:
-        from xmc_stream.kernels import parse
+        from xmc_stream.convert.kernels import parse
         from xmc_stream.store.encoding import index_dtype
 
         self.name = name
@@ -99,7 +99,7 @@ class Parser:
     @property
     def n_lines(self) -> int:
         """Lines behind the last block, or behind the text when its blocks have ended."""
-        from xmc_stream.kernels import parse
+        from xmc_stream.convert.kernels import parse
 
         return int(self._state[parse.LINES])
 
@@ -110,7 +110,7 @@ class Parser:
         dropped_labels, summed_duplicates (entries that one of the same id took in); x_ids, y_ids: the least and the
         largest id of features and of labels, None without any.
         """
-        from xmc_stream.kernels import parse
+        from xmc_stream.convert.kernels import parse
 
         state = self._state
         bounds = (state[parse.X_LEAST : parse.X_MOST + 1], state[parse.Y_LEAST : parse.Y_MOST + 1])
@@ -160,7 +160,7 @@ class Parser:
 
     def _blocks(self, text: NDArray[np.uint8]) -> Iterator[tuple[ParsedRows, int]]:
         """The rows of whole lines, each with its newline, and where they end."""
-        from xmc_stream.kernels import parse, tokens
+        from xmc_stream.convert.kernels import parse, tokens
 
         if len(text) > self._capacity:
             self._allocate(len(text))
@@ -193,14 +193,14 @@ class Parser:
                 parse.start_block(state)
 
     def _flags(self) -> int:
-        from xmc_stream.kernels import parse
+        from xmc_stream.convert.kernels import parse
 
         flags = parse.LIBSVM * self._dialect.libsvm + parse.SUM * self._dialect.sum_duplicates
         return flags + parse.DROP * self._dialect.drop_unseen + parse.SKIP * (len(self._skipped) >= LISTED)
 
     def _take_slowly(self, text: NDArray[np.uint8], state: NDArray[np.int64]) -> int:
         """Store a number so near to the middle of two float32 values that only float() can tell; returns the code."""
-        from xmc_stream.kernels import parse, tokens
+        from xmc_stream.convert.kernels import parse, tokens
 
         value = float(text[state[parse.CULPRIT] : state[parse.POSITION]].tobytes())
         with np.errstate(over="ignore"):
@@ -216,7 +216,7 @@ class Parser:
 
     def _bad_line(self, code: int, text: NDArray[np.uint8]) -> None:
         """Raise an InputError, or leave the line out and say why."""
-        from xmc_stream.kernels import parse
+        from xmc_stream.convert.kernels import parse
 
         if not self._dialect.skip:
             raise InputError(f"{self.name}:{self._line()}: {self._reason(code, text)}")
@@ -233,7 +233,7 @@ class Parser:
 
     def _reason(self, code: int, text: NDArray[np.uint8]) -> str:
         """What is wrong in a line, and what to do."""
-        from xmc_stream.kernels import parse, tokens
+        from xmc_stream.convert.kernels import parse, tokens
 
         culprit, number = int(self._state[parse.CULPRIT]), int(self._state[parse.ID])
         if self.n_labels is None and code == parse.BAD_LABEL:

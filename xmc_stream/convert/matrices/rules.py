@@ -123,7 +123,7 @@ class Rules:
         notes: dict[str, Any],
     ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]:
         """Rows sorted by index, in place; entries of the same index are added up in float64 where that is wanted."""
-        from xmc_stream.kernels.parse import sort_rows
+        from xmc_stream.convert.kernels.parse import sort_rows
 
         row = sort_rows(indptr, indices, data)
         if row < 0:

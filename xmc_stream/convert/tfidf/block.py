@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.kernels.fields import join_texts, read_label_ids, read_label_names
+from xmc_stream.convert.kernels.places import DOUBLED, ESCAPED, HARD, KIND, OTHER, PLAIN, SOUND, START, STOP, WHOLE
+from xmc_stream.convert.kernels.words import PADDING
 from xmc_stream.convert.tfidf.table import Terms, WordTable
-from xmc_stream.kernels.fields import join_texts, read_label_ids, read_label_names
-from xmc_stream.kernels.places import DOUBLED, ESCAPED, HARD, KIND, OTHER, PLAIN, SOUND, START, STOP, WHOLE
-from xmc_stream.kernels.words import PADDING
 
 # what stands in a line: a record, or in words what is wrong with it; None for a blank line
 Record = Mapping[str, Any] | str | None

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.kernels.places import KIND, LIST
+from xmc_stream.convert.kernels.words import FIRST, ROWS, TIMES
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import Like, Options, TextOptions, of_labels
 from xmc_stream.convert.rows import Rows
@@ -22,8 +24,6 @@ from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.table import Counts, Terms, WordTable, joined, joined_positives, terms_of, texts_of
 from xmc_stream.convert.tfidf.vectorizer import analyser_of, rule_of
 from xmc_stream.convert.tfidf.vocabulary import LINE_BITS, write_sorted_run
-from xmc_stream.kernels.places import KIND, LIST
-from xmc_stream.kernels.words import FIRST, ROWS, TIMES
 
 _TOGETHER = 2**18  # characters that are counted together
 _ESCAPE = r"""\\(?:['"\\abfnrtv]|x[0-9a-f]{2}|u[0-9a-f]{4})"""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from xmc_stream.convert.kernels.places import BLANK, HARD, SOUND
 from xmc_stream.convert.labels import SEPARATOR, Held, separator_of
 from xmc_stream.convert.lines.files import forget, name_of
 from xmc_stream.convert.messages import meant, shown, shown_text
@@ -37,7 +38,6 @@ from xmc_stream.convert.tfidf.vocabulary import (
 )
 from xmc_stream.convert.tfidf.weigh import WEIGH_BYTES, Weigh, WeighHashed
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.places import BLANK, HARD, SOUND
 from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.names import ROW_IDS, NamedIds, ascend, open_names
 

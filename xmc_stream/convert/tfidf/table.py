@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.rows import Rows
-from xmc_stream.kernels.words import (
+from xmc_stream.convert.kernels.words import (
     CASE,
     FULL,
     PADDING,
@@ -30,6 +29,7 @@ from xmc_stream.kernels.words import (
     gather_words,
     sort_equals,
 )
+from xmc_stream.convert.rows import Rows
 
 _ENTRY = 4 * 8 + 8 + 32 + 8  # bytes of a word beside its text: four slots, its end, counts
 _PAGE = 2**10  # characters looked at together

@@ -18,13 +18,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.kernels.words import PADDING
 from xmc_stream.convert.labels import Held
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import work_folder
 from xmc_stream.convert.tfidf.table import Terms, WordTable
 from xmc_stream.convert.tfidf.vectorizer import df_bounds, idf_weights
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.kernels.words import PADDING
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.names import WRITER_BYTES, NamedIds, Names, ascend, new_names, new_vectorizer, open_vectorizer
 

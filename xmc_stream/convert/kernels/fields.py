@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.jsonlines import end_of_string, read_hex, skip_digits, skip_space
-from xmc_stream.kernels.places import (
+from xmc_stream.convert.kernels.jsonlines import end_of_string, read_hex, skip_digits, skip_space
+from xmc_stream.convert.kernels.places import (
     DOUBLED,
     ESCAPED,
     HARD,
@@ -23,7 +22,8 @@ from xmc_stream.kernels.places import (
     byte_at,
     whole,
 )  # fmt: skip
-from xmc_stream.kernels.words import put_character
+from xmc_stream.convert.kernels.words import put_character
+from xmc_stream.kernels.jit import inner_kernel, kernel
 
 _TAB, _NEWLINE, _RETURN, _SPACE, _QUOTE, _COMMA, _BACKSLASH = 9, 10, 13, 32, 34, 44, 92
 _MOST_ID_DIGITS = 17

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.bits import place_of
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.dcd import add_rows, descend, violation
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import GROUP_BITS, order_of, place_in_group
-from xmc_stream.kernels.penalty import Penalty, Ramp, Times, alpha_of, of_class, times
+from xmc_stream.linear.kernels.dcd import add_rows, descend, violation
+from xmc_stream.linear.kernels.penalty import Penalty, Ramp, Times, alpha_of, of_class, times
 
 
 class ActiveRows(NamedTuple):

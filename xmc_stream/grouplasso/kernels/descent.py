@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.grouplasso.kernels.margins import LOGISTIC, Lines, Sums, add_entries, end_sums, move_entries
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.margins import LOGISTIC, Lines, Sums, add_entries, end_sums, move_entries
 from xmc_stream.kernels.permutation import mix
 
 SIGMA = 0.01

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.places import (
+from xmc_stream.convert.kernels.places import (
     BLANK,
     DOUBLED,
     HARD,
@@ -19,12 +18,13 @@ from xmc_stream.kernels.places import (
     byte_at,
     character_bytes,
 )  # fmt: skip
-from xmc_stream.kernels.places import (
+from xmc_stream.convert.kernels.places import (
     START as FIRST,
 )
-from xmc_stream.kernels.places import (
+from xmc_stream.convert.kernels.places import (
     STOP as LAST,
 )
+from xmc_stream.kernels.jit import inner_kernel, kernel
 
 START, PLAIN_TEXT, QUOTED, QUOTE, REST = range(
     5

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.classvectors import ClassTables, Int, RankedRows, feature_of, length
 from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.mips.kernels.classvectors import ClassTables, Int, RankedRows, feature_of, length
 
 _EMPTY = 0xFFFFFFFF
 

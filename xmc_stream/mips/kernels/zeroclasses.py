@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.innerproducts import Best
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of
+from xmc_stream.mips.kernels.innerproducts import Best
 
 
 @kernel

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.classvectors import ClassTables, Int, RankedRows, dot, feature_of, fetch, length, rank_of
-from xmc_stream.kernels.innerproducts import Best
 from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.mips.kernels.classvectors import ClassTables, Int, RankedRows, dot, feature_of, fetch, length, rank_of
+from xmc_stream.mips.kernels.innerproducts import Best
 
 _EMPTY = 0xFFFFFFFF
 

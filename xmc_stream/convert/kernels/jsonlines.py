@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.places import (
+from xmc_stream.convert.kernels.places import (
     BLANK,
     ESCAPED,
     HARD,
@@ -26,6 +25,7 @@ from xmc_stream.kernels.places import (
     byte_at,
     character_bytes,
 )  # fmt: skip
+from xmc_stream.kernels.jit import inner_kernel, kernel
 
 _TAB, _NEWLINE, _RETURN, _SPACE, _QUOTE, _COMMA, _MINUS, _POINT, _COLON = 9, 10, 13, 32, 34, 44, 45, 46, 58
 _OPEN, _BACKSLASH, _CLOSE, _BEGIN, _END = 91, 92, 93, 123, 125

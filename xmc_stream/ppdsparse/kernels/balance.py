@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import kernel
-from xmc_stream.kernels.penalty import Ramp, Times, alpha_of, times
+from xmc_stream.linear.kernels.penalty import Ramp, Times, alpha_of, times
 
 _STEPS = 40
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import kernel
-from xmc_stream.kernels.tokens import (
+from xmc_stream.convert.kernels.tokens import (
     COLON,
     COMMA,
     DONE,
@@ -32,6 +31,7 @@ from xmc_stream.kernels.tokens import (
     read_value,
     skip_blanks,
 )
+from xmc_stream.kernels.jit import kernel
 
 # what parse_lines returns
 # DONE: the whole text is parsed; BAD_VALUE, VALUE_RANGE: of ID; SLOW: text[CULPRIT:POSITION] is a decimal number: store

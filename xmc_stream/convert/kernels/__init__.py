@@ -1,0 +1,1 @@
+"""Compiled loops of conversion: text and tokens into rows."""

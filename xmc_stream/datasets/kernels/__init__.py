@@ -1,0 +1,1 @@
+"""Compiled loops of what is done to finished datasets."""

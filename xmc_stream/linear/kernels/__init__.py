@@ -1,0 +1,1 @@
+"""Compiled loops of models with a vector of weights for each class: coordinate descent."""

@@ -1,0 +1,1 @@
+"""Compiled loops of PPDSparse: active sets, searches, large classes."""
