@@ -75,7 +75,7 @@ def row_order(n_samples: int, nnz: int) -> RowOrder:
 
 
 def has_dense_rows(n_samples: int, n_features: int, nnz: int) -> bool:
-    """Whether rows have most features, and are solved as whole lines (`linear.kernels.densedcd`): a matter of the data alone."""
+    """Whether rows have most features, and are solved as whole lines (`linear.kernels.densedcd`): by the data alone."""
     return n_features <= _MOST_FEATURES and nnz * _DENSE_SHARE >= n_samples * n_features
 
 
