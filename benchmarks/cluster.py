@@ -40,7 +40,7 @@ from commands import drop_cache, machine, run
 from watch import Cgroup, cgroup_or_none
 
 import xmc_stream as xs
-from xmc_stream.memory import format_size, parse_size
+from xmc_stream.system.memory import format_size, parse_size
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))
 from start_cluster import SETTINGS

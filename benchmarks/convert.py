@@ -24,7 +24,7 @@ SHAPE = "--features 300000 --labels 8192 --features-per-sample 80 --labels-per-s
 LOAD = """
 import json, sys, time
 from sklearn.datasets import load_svmlight_file
-from xmc_stream.memory import peak_resident
+from xmc_stream.system.memory import peak_resident
 began = time.perf_counter()
 X, _ = load_svmlight_file(sys.argv[1], multilabel=True)
 print(json.dumps({"seconds": time.perf_counter() - began, "peak_rss": peak_resident(), "nnz_features": X.nnz}))

@@ -36,11 +36,11 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.lowrank.leml import LEMLRun
 from xmc_stream.lowrank.parameters import LEMLParameters
-from xmc_stream.memory import parse_size
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model
+from xmc_stream.system.memory import parse_size
 
 
 def matrices(path: Path) -> tuple[Any, Any]:

@@ -23,9 +23,9 @@ import click
 import numpy as np
 
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.memory import MemoryLimit, format_size, parse_size, peak_resident
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import Block
+from xmc_stream.system.memory import MemoryLimit, format_size, parse_size, peak_resident
 
 MAKER = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 FEATURES, LABELS, PER_SAMPLE, PER_LABEL = 200_000, 8192, 100.0, 3.0

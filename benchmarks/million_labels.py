@@ -20,7 +20,7 @@ from typing import Any
 import click
 from commands import machine
 
-from xmc_stream.memory import format_size, parse_size
+from xmc_stream.system.memory import format_size, parse_size
 
 GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 

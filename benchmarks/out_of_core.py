@@ -34,9 +34,9 @@ import psutil
 from commands import drop_cache, machine, run
 from watch import Cgroup, Watched, cgroup_or_none, sequential_rate, watch
 
-from xmc_stream.memory import available_threads, format_size, parse_size
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.predictions import Predictions
+from xmc_stream.system.memory import available_threads, format_size, parse_size
 
 GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 _BUSY = 0.7  # share of the processors, or of the disk's rate, from which a phase is bound by them

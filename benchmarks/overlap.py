@@ -25,9 +25,9 @@ import numpy as np
 from commands import drop_cache, machine
 from read_paths import add_up, make
 
-from xmc_stream.memory import parse_size
 from xmc_stream.store import chunks
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
+from xmc_stream.system.memory import parse_size
 
 BLOCK = 10 * 2**20  # of X in a row block: what a thread has at a limit of 512 MB
 WAYS = ("plain", "asked", "thread")

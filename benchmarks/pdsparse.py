@@ -25,9 +25,9 @@ import numpy as np
 import scipy.sparse as sp
 from commands import machine, run
 
-from xmc_stream.memory import format_size
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.system.memory import format_size
 
 GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 PATH = click.Path(path_type=Path)

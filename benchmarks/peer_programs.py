@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from xmc_stream.memory import peak_resident
+from xmc_stream.system.memory import peak_resident
 
 TOP = 5
 BEAM = 10

@@ -23,9 +23,9 @@ import click
 import numpy as np
 
 from xmc_stream.kernels.jit import kernel
-from xmc_stream.memory import MemoryLimit, parse_size, peak_resident, resident
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import Buffer, SparseMatrix
+from xmc_stream.system.memory import MemoryLimit, parse_size, peak_resident, resident
 
 N_FEATURES = 200_000
 ROW = 100  # mean entries of a row: 800 bytes

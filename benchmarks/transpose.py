@@ -20,9 +20,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from xmc_stream.memory import MemoryLimit, format_size, parse_size, peak_resident, resident
 from xmc_stream.store.dataset import open_dataset
 from xmc_stream.store.transpose import load_kernels
+from xmc_stream.system.memory import MemoryLimit, format_size, parse_size, peak_resident, resident
 
 PIECE = 8 * 2**20
 MAKER = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"

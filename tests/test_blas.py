@@ -8,7 +8,7 @@ from threading import Barrier
 import pytest
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
-from xmc_stream.blas import one_blas_thread
+from xmc_stream.system.blas import one_blas_thread
 
 
 def blas_threads() -> set[int]:

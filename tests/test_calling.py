@@ -19,13 +19,13 @@ import pytest
 from helpers.commands import cli_command, environment
 
 import xmc_stream as xs
-from xmc_stream import memory
 from xmc_stream.errors import in_python
-from xmc_stream.memory import MemoryLimit, least_bound
 from xmc_stream.runtime import cluster as of_cluster
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import COMMAND
 from xmc_stream.store.predictions import Predictions
+from xmc_stream.system import memory
+from xmc_stream.system.memory import MemoryLimit, least_bound
 
 KEYWORDS = ("memory_limit", "threads", "scheduler", "progress")
 

@@ -19,7 +19,7 @@ import xmc_stream as xs
 from xmc_stream.convert.formats.registry import formats
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError
-from xmc_stream.memory import resident
+from xmc_stream.system.memory import resident
 
 
 @pytest.fixture(scope="module")

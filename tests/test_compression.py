@@ -250,7 +250,9 @@ def test_a_decompressor_gives_no_more_than_asked_for() -> None:
 
 def child(code: str, *arguments: object) -> str:
     """What a fresh process prints."""
-    prelude = "import json, sys\nfrom xmc_stream.convert import convert\nfrom xmc_stream.memory import resident\n"
+    prelude = (
+        "import json, sys\nfrom xmc_stream.convert import convert\nfrom xmc_stream.system.memory import resident\n"
+    )
     command = [sys.executable, "-c", prelude + code, *map(str, arguments)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -286,7 +286,7 @@ def test_reading_does_not_load_anndata(tmp_path: Path, ad: Any) -> None:
 
 
 def _convert_a_forged(path: str, target: str) -> None:
-    from xmc_stream.memory import peak_resident
+    from xmc_stream.system.memory import peak_resident
 
     before = peak_resident()
     try:

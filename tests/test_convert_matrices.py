@@ -30,8 +30,8 @@ from xmc_stream.convert.options import Like, Options, TextOptions
 from xmc_stream.convert.pieces import PieceWriter
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.memory import resident
 from xmc_stream.store.dataset import open_dataset
+from xmc_stream.system.memory import resident
 
 ONES = sparse.csr_array(np.ones((2, 2)))
 

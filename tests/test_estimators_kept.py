@@ -20,8 +20,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.pipeline import make_pipeline
 
 import xmc_stream as xs
-from xmc_stream import folders
 from xmc_stream.errors import InputError
+from xmc_stream.system import folders
 
 TEXTS, KINDS = ["red round apple", "green sour apple", "fast red car", "slow old car"] * 5, ["fruit"] * 2 + ["car"] * 2
 
@@ -105,7 +105,7 @@ FITTED = f"""
 clf = xs.PPDSparse(memory_limit="{LIMIT}").fit([[1.0, 0], [0, 1]] * 5, [0, 1] * 5)
 place = clf.model_.path
 """
-EMPTY = "from xmc_stream.folders import new_folder; place = new_folder()"
+EMPTY = "from xmc_stream.system.folders import new_folder; place = new_folder()"
 ENDLESS = """
 import sys, time, tempfile, xmc_stream as xs
 tempfile.tempdir = sys.argv[1]
@@ -151,7 +151,7 @@ import glob, os, sys, tempfile, numpy as np, xmc_stream as xs
 tempfile.tempdir = sys.argv[1]
 X, y = np.array([[1.0, 0], [0, 1]] * 5), [0, 1] * 5
 clf = xs.PPDSparse(memory_limit="{LIMIT}").fit(X, y)
-from xmc_stream.folders import new_folder
+from xmc_stream.system.folders import new_folder
 child = os.fork()
 if child == 0:
     del clf
@@ -182,7 +182,7 @@ def test_without_a_shell_folders_go_at_the_end_of_the_process(tmp_path: Path) ->
 import os, sys, tempfile
 tempfile.tempdir = sys.argv[1]
 os.posix_spawn = lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError())
-from xmc_stream.folders import new_folder
+from xmc_stream.system.folders import new_folder
 assert new_folder().is_dir()
 """
     done = run(code, tmp_path)

@@ -23,12 +23,12 @@ from reference import metrics as ranking_twin
 import xmc_stream as xs
 from xmc_stream.convert.formats.pairs import store_pairs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.memory import MemoryLimit, resident
 from xmc_stream.metrics import leave_out_labels, leave_out_predictions
 from xmc_stream.models import Execution
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, write_predictions
+from xmc_stream.system.memory import MemoryLimit, resident
 
 LIMIT = MemoryLimit(4 * 10**9)
 Pairs = list[tuple[int, int]]
@@ -135,7 +135,7 @@ STORE = """
 import json, sys
 from pathlib import Path
 from xmc_stream.convert.formats.pairs import store_pairs
-from xmc_stream.memory import MemoryLimit, peak_resident, resident
+from xmc_stream.system.memory import MemoryLimit, peak_resident, resident
 import xmc_stream.store.encoding
 limit = MemoryLimit.kept(10**9)
 before = resident()

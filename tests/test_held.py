@@ -151,9 +151,9 @@ def test_what_an_engine_refuses_is_refused(linear: Any) -> None:
 def test_few_rows_without_a_limit_ask_the_system_nothing(linear: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, X = linear
     few, many = model.predict_topk(X[:9], 5), model.predict_topk(X[:4000], K)
-    monkeypatch.setattr("xmc_stream.memory.available_memory", lambda: 2**40)
+    monkeypatch.setattr("xmc_stream.system.memory.available_memory", lambda: 2**40)
     assert same(model.predict_topk(X[:4000], K), many)
-    monkeypatch.setattr("xmc_stream.memory.available_memory", None)
+    monkeypatch.setattr("xmc_stream.system.memory.available_memory", None)
     assert same(model.predict_topk(X[:9], 5), few)
     with pytest.raises(TypeError):
         model.predict_topk(X[:4000], K)
@@ -172,7 +172,7 @@ PEAK = """
 import json, sys
 import scipy.sparse as sp
 import xmc_stream as xs
-from xmc_stream.memory import peak_resident
+from xmc_stream.system.memory import peak_resident
 model, X, limit = xs.load_model(sys.argv[1]), sp.load_npz(sys.argv[2]), int(sys.argv[3])
 for _ in range(3):
     model.predict_topk(X, 5, memory_limit=limit, threads=1)

@@ -139,7 +139,7 @@ def test_an_estimator_takes_one_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
     _, (labels, scores) = by_disk(clf.model_, ASKED, tmp_path, train.n_labels)
     clf.predict(ASKED[:1])
     no_folders(monkeypatch)
-    monkeypatch.setattr("xmc_stream.memory.available_memory", None)  # few texts do not ask the system
+    monkeypatch.setattr("xmc_stream.system.memory.available_memory", None)  # few texts do not ask the system
     assert same(clf.predict_topk(ASKED[3:4], 2), (labels[3:4, :2], scores[3:4, :2]))
     given = clf.predict(ASKED[:4])
     assert [row.nonzero()[1].tolist() for row in given] == [sorted(labels[i][scores[i] > 0].tolist()) for i in range(4)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from xmc_stream import errors
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.job import Notes, Phase
-from xmc_stream.memory import MemoryLimit
+from xmc_stream.system.memory import MemoryLimit
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ def many_labels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 CHILD = """
 import json, sys
 import xmc_stream as xs
-from xmc_stream.memory import peak_resident
+from xmc_stream.system.memory import peak_resident
 path, data, limit, threads = sys.argv[1:]
 data = xs.open_dataset(data)
 figures = xs.evaluate(path, data, data, memory_limit=limit, threads=int(threads))

@@ -26,7 +26,7 @@ from xmc_stream.convert.run import ConversionRun
 from xmc_stream.datasets.append import _Sets
 from xmc_stream.runtime.job import Job, Loop, Receipt
 from xmc_stream.runtime.making import make
-from xmc_stream.stop import StoppedError, wanted_while
+from xmc_stream.system.stop import StoppedError, wanted_while
 
 LIMIT: dict[str, Any] = {"memory_limit": "2GB"}
 

@@ -24,13 +24,13 @@ from helpers.tools import load_tool
 
 import xmc_stream as xs
 from xmc_stream.errors import JobError
-from xmc_stream.memory import MemoryLimit
 from xmc_stream.runtime import cluster as of_cluster
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt
 from xmc_stream.runtime.work import Failed
 from xmc_stream.runtime.workers import Terms, environment_here, misfit
+from xmc_stream.system.memory import MemoryLimit
 
 SLOW: dict[str, Any] = {"loss": "hinge", "C": 1e3, "tol": 1e-5, "max_rounds": 2, "last_epochs": 600}
 

@@ -15,10 +15,10 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.cli import main
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.memory import MemoryLimit, least_limit
 from xmc_stream.methods import registry
 from xmc_stream.methods.parameters import Choice, Flag
 from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan, least_that_works
+from xmc_stream.system.memory import MemoryLimit, least_limit
 
 Cli = Callable[..., Any]
 N, D, K = 1100, 120, 12

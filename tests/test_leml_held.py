@@ -21,11 +21,11 @@ from xmc_stream.factors.products import ROW_BYTES, RangedBlock, entries_bytes, r
 from xmc_stream.lowrank import leml, ridge
 from xmc_stream.lowrank.leml import LEMLRun, lowrank_needs, plan_lowrank
 from xmc_stream.lowrank.parameters import LEMLParameters
-from xmc_stream.memory import MemoryLimit
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.runtime.workers import Folders, about_this
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.system.memory import MemoryLimit
 
 N, D, K, RANK = 700, 40, 30, 6
 LINES = 64  # of a row block

@@ -52,7 +52,7 @@ def millions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 CHILD = """
 import json, sys
 import xmc_stream as xs
-from xmc_stream.memory import peak_resident
+from xmc_stream.system.memory import peak_resident
 predictions, data, limit = sys.argv[1:]
 data = xs.open_dataset(data)
 figures = xs.evaluate(predictions, data, data, memory_limit=limit)

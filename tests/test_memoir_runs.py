@@ -20,12 +20,12 @@ from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.run import MEMOIRRun
 from xmc_stream.memoir.state import ENTRIES, class_ranges
 from xmc_stream.memoir.steps import StepsJob
-from xmc_stream.memory import resident
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Receipt, run_here
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
+from xmc_stream.system.memory import resident
 
 LIMIT = "4GB"  # bounds the whole process of the tests
 

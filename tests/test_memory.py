@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.memory import MemoryLimit, format_size, free_in_cgroups, parse_size, resident
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.system.memory import MemoryLimit, format_size, free_in_cgroups, parse_size, resident
 
 MB, MIB = 10**6, 2**20
 FEW = settings(max_examples=60, deadline=None)
@@ -99,7 +99,7 @@ def test_what_a_process_holds_already_does_not_count_against_a_limit_that_was_no
 ) -> None:
     free = 3 * 10**8
     held = np.ones(free, np.uint8)  # as the user of a notebook may
-    monkeypatch.setattr("xmc_stream.memory.available_memory", lambda: free)
+    monkeypatch.setattr("xmc_stream.system.memory.available_memory", lambda: free)
     limit = MemoryLimit.of(None)
     assert held.nbytes + free // 2 < limit.limit < resident() + free
     assert limit.budget() > free // 3
@@ -189,7 +189,7 @@ def child(code: str, *arguments: object) -> Any:
 
 
 PEAK = """
-from xmc_stream.memory import peak_resident, resident
+from xmc_stream.system.memory import peak_resident, resident
 before = resident()
 block = bytearray(b"x") * (100 << 20)
 del block
@@ -209,7 +209,7 @@ def test_the_peak_is_the_kernels_and_stays_when_memory_is_freed() -> None:
 
 
 FREED = """
-from xmc_stream.memory import MemoryLimit, resident
+from xmc_stream.system.memory import MemoryLimit, resident
 import numpy as np
 MemoryLimit.kept("1GB")
 before = resident()
@@ -228,7 +228,7 @@ def test_freed_buffers_are_given_back_at_once() -> None:
 
 
 KEPT = """
-from xmc_stream.memory import MemoryLimit, resident, return_freed_memory
+from xmc_stream.system.memory import MemoryLimit, resident, return_freed_memory
 import numpy as np
 MemoryLimit.kept(sys.argv[1])
 before = resident()
@@ -252,7 +252,7 @@ def test_freed_buffers_that_the_limit_calls_small_are_given_back_when_asked_for(
 
 GUARD = """
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.memory import Guard, MemoryLimit, peak_resident, resident
+from xmc_stream.system.memory import Guard, MemoryLimit, peak_resident, resident
 def wait(done):
     end = time.monotonic() + 20
     while not done() and time.monotonic() < end:
@@ -312,7 +312,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CACHE = """
-from xmc_stream.memory import peak_resident, resident
+from xmc_stream.system.memory import peak_resident, resident
 from xmc_stream.store.matrix import SparseMatrix
 import numpy as np
 def set_cache(path, state):

@@ -363,7 +363,7 @@ def test_tiles_that_do_not_stay_give_the_same_bits(tmp_path: Path) -> None:
 CHILD = """
 import json, sys
 import xmc_stream as xs
-from xmc_stream.memory import peak_resident
+from xmc_stream.system.memory import peak_resident
 from xmc_stream.planning import plan_prediction
 path, data, out, limit, threads = sys.argv[1:]
 from xmc_stream.models import Execution

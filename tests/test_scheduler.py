@@ -66,7 +66,7 @@ from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.errors import XmcStreamError
 from xmc_stream.runtime.job import Notes, Phase
-from xmc_stream.memory import MemoryLimit
+from xmc_stream.system.memory import MemoryLimit
 
 class Job:
     def __init__(self, key, end=0):

@@ -25,11 +25,11 @@ from helpers.forked import forked_command
 from helpers.tools import load_tool
 
 import xmc_stream as xs
-from xmc_stream import progress as seen
 from xmc_stream.ppdsparse.method import PPDSparseMethod
 from xmc_stream.ppdsparse.outline import Outline
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.progress import Progress, current, working
+from xmc_stream.system import progress as seen
+from xmc_stream.system.progress import Progress, current, working
 
 
 def on_terminal(*words: Any, **more: str) -> tuple[int, str]:

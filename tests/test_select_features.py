@@ -371,7 +371,7 @@ CHILD = """
 import json, sys
 import numpy as np
 import xmc_stream as xs
-from xmc_stream.memory import peak_resident
+from xmc_stream.system.memory import peak_resident
 some = xs.select_features(*sys.argv[1:3], np.arange(0, 4000, 3), memory_limit=sys.argv[3])
 print(json.dumps([some.fingerprint, peak_resident()]))
 """

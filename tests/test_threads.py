@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from xmc_stream.errors import InputError, JobError
-from xmc_stream.memory import MemoryLimit
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt
 from xmc_stream.runtime.threads import Threads
 from xmc_stream.runtime.work import Done, Failed
-from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.system.memory import MemoryLimit
+from xmc_stream.system.stop import stop_if_unwanted
 
 
 @dataclass

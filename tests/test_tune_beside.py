@@ -20,13 +20,13 @@ from helpers.tools import load_tool
 import xmc_stream as xs
 from xmc_stream import trials
 from xmc_stream.errors import StoreError
-from xmc_stream.memory import MemoryLimit, return_freed_memory
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.passes import SegmentJob, _sessions, drop_session
 from xmc_stream.pdsparse.plan import PassPlan, pass_needs
 from xmc_stream.pdsparse.rows import Data
-from xmc_stream.progress import Progress
 from xmc_stream.runtime.events import read_events
+from xmc_stream.system.memory import MemoryLimit, return_freed_memory
+from xmc_stream.system.progress import Progress
 
 GRID = {"lam": [0.01, 0.03, 0.1]}
 FIXED = {"C": 0.3, "max_passes": 2}

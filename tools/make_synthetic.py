@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from xmc_stream.errors import InputError, XmcStreamError
-from xmc_stream.memory import parse_size, peak_resident
 from xmc_stream.store.dataset import open_dataset
 from xmc_stream.store.encoding import CHUNK_BYTES
 from xmc_stream.store.new_dataset import new_dataset
+from xmc_stream.system.memory import parse_size, peak_resident
 
 BLOCK_CELLS = 2**17  # draws of a block, few enough for the cache; its rows follow from them and the parameters alone
 OWNED = 24  # characteristic features of a label

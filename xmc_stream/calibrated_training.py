@@ -14,12 +14,12 @@ from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model
 from xmc_stream.planning import plan_training
-from xmc_stream.progress import working
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import CALIBRATION, FRACTION
 from xmc_stream.store.places import LOCK, remove_held, remove_left, remove_work
+from xmc_stream.system.progress import working
 from xmc_stream.training import train
 
 _SPLIT, _HALF, _TRAINED = 0.03, 0.5, 0.97  # of the whole: where the split, the first and the second training end

@@ -11,12 +11,9 @@ import scipy.sparse
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.folders import temporary_folder
-from xmc_stream.memory import MemoryLimit
 from xmc_stream.models import Execution, Model, checked, load_model, planned
 from xmc_stream.models.calibration import CANDIDATES, Candidates
 from xmc_stream.models.calibration import calibrate as learn
-from xmc_stream.progress import working
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.plan import refuse_unless_it_fits
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -24,6 +21,9 @@ from xmc_stream.store.matrix import stream
 from xmc_stream.store.model import FRACTION
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
 from xmc_stream.store.remote import local_path
+from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.memory import MemoryLimit
+from xmc_stream.system.progress import working
 
 CALIBRATING = "calibrating"
 _LEAST_ROWS = 100

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import native, native_arguments
 from xmc_stream.convert.formats.predicted import Rankings, open_predictions
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.folders import temporary_folder
-from xmc_stream.memory import MemoryLimit, grown, least_limit, resident
 from xmc_stream.metrics import (
     PROPENSITY_PRESETS,
     RankingMetrics,
@@ -24,7 +22,6 @@ from xmc_stream.metrics import (
 )
 from xmc_stream.models import Execution, Model, checked, load_model, planned, stored_filter
 from xmc_stream.models.decisions import Decision
-from xmc_stream.progress import current, working
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.plan import Forecaster, Together, refuse_unless_it_fits
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -32,6 +29,9 @@ from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import is_model
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predictions, finish_predictions
 from xmc_stream.store.remote import as_path
+from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.memory import MemoryLimit, grown, least_limit, resident
+from xmc_stream.system.progress import current, working
 
 COMPARING = "evaluating predictions"
 _PREDICTED = 0.8  # of evaluating a model, that predicting takes

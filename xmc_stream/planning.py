@@ -15,13 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from xmc_stream.convert import opened_source, taken_over, without_labels
 from xmc_stream.errors import InputError, MemoryLimitError, in_megabytes
-from xmc_stream.memory import (
-    MemoryLimit,
-    available_threads,
-    format_size,
-    least_limit,
-    resident,
-)
 from xmc_stream.methods.contract import Method, Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
@@ -30,11 +23,18 @@ from xmc_stream.models import Execution, Model, memory_plan
 from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
 from xmc_stream.models.ranking import RESULT_BYTES
 from xmc_stream.models.written import file_needs
-from xmc_stream.progress import current, duration
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.plan import MIB, Forecaster, Forecasters, MemoryPlan, Needs, Together, least_that_works
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.predictions import CHUNK_ROWS
+from xmc_stream.system.memory import (
+    MemoryLimit,
+    available_threads,
+    format_size,
+    least_limit,
+    resident,
+)
+from xmc_stream.system.progress import current, duration
 
 if TYPE_CHECKING:
     from xmc_stream.convert.plan import ConversionPlan

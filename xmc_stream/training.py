@@ -13,7 +13,6 @@ import numpy as np
 
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
-from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
@@ -29,7 +28,6 @@ from xmc_stream.planning import (
     plan_training,
     with_process,
 )
-from xmc_stream.progress import LOG, Progress, working
 from xmc_stream.runtime.check import check_jobs, check_state_jobs
 from xmc_stream.runtime.engine import UNKEPT, Engine, environment_of, wait_for_interrupted
 from xmc_stream.runtime.job import Loop, Notes, Phase
@@ -62,6 +60,8 @@ from xmc_stream.store.places import (
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.store.removal import wait_for_removals
 from xmc_stream.store.selection import SELECTED
+from xmc_stream.system.memory import available_threads, peak_resident
+from xmc_stream.system.progress import LOG, Progress, working
 
 _DECIDED = 0.45  # of a training: where the one ends that says which labels to predict, if there is one
 _HELD_OUT = 0.2  # of the rows, that it does not see

@@ -13,20 +13,20 @@ from typing import Any
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation import evaluate_with
-from xmc_stream.memory import available_threads
 from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Method, Step, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters, spelled
 from xmc_stream.models import Execution, load_model, memory_plan
 from xmc_stream.models.execution import Part, shared
-from xmc_stream.progress import LOG, current
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.environment import environment
 from xmc_stream.runtime.ledger import Ledger
-from xmc_stream.stop import wanted_while
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove, writing
 from xmc_stream.store.places import LEDGER, remove_work
+from xmc_stream.system.memory import available_threads
+from xmc_stream.system.progress import LOG, current
+from xmc_stream.system.stop import wanted_while
 from xmc_stream.training import train
 
 _LEAST_ROWS = 100

@@ -16,14 +16,10 @@ from typing import Any
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.evaluation import COMPARING, comparing_needs
-from xmc_stream.files import regular
-from xmc_stream.folders import temporary_folder
-from xmc_stream.memory import peak_resident
 from xmc_stream.methods import registry
 from xmc_stream.methods.parameters import spelled
 from xmc_stream.models import Execution, load_model
 from xmc_stream.planning import least_of_trainings
-from xmc_stream.progress import LOG, working
 from xmc_stream.runtime.ledger import check_identity
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import writing
@@ -35,6 +31,10 @@ from xmc_stream.store.places import (
     remove_left,
     target_paths,
 )
+from xmc_stream.system.files import regular
+from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.memory import peak_resident
+from xmc_stream.system.progress import LOG, working
 from xmc_stream.training import train
 from xmc_stream.trials import Settings, Trials
 

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.memory import resident
+from xmc_stream.system.memory import resident
 
 TIGHT = {"tol": 1e-5, "max_rounds": None, "epochs": 2000}
 

@@ -9,8 +9,8 @@ import click
 
 from xmc_stream.cli.options import PATH, STORE, TARGET, common, executed, show, with_options
 from xmc_stream.cli.text import TEXT, text_options
-from xmc_stream.memory import format_size
-from xmc_stream.progress import LOG
+from xmc_stream.system.memory import format_size
+from xmc_stream.system.progress import LOG
 
 FORMATS = ["xmlrepo", "libsvm", "jsonl", "csv", "parquet", "npz", "npy", "anndata"]
 NOTED = {

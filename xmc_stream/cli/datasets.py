@@ -12,7 +12,7 @@ import click
 from xmc_stream.cli.options import PATH, SEED, STORE, TARGET, checked, common, executed, limited, plain, show
 from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.memory import format_size, peak_resident
+from xmc_stream.system.memory import format_size, peak_resident
 
 _SHOWN = 20  # phases of a long training that are shown, from its beginning and as many from its end
 

@@ -27,8 +27,8 @@ from xmc_stream.cli.options import (
 from xmc_stream.cli.seen import seen
 from xmc_stream.cli.text import ID_FIELD, TEXT_FIELDS
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.memory import format_size
-from xmc_stream.progress import LOG
+from xmc_stream.system.memory import format_size
+from xmc_stream.system.progress import LOG
 
 if TYPE_CHECKING:
     from xmc_stream.methods.parameters import Parameters

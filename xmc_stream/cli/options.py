@@ -13,7 +13,7 @@ import click
 from xmc_stream.arguments import MOST_INT
 from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError, in_urls
-from xmc_stream.progress import current
+from xmc_stream.system.progress import current
 
 
 class _Place(click.Path):

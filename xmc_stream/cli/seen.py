@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from xmc_stream.progress import LOG, STEPS, working
+from xmc_stream.system.progress import LOG, STEPS, working
 
 
 class _Lines(logging.Handler):

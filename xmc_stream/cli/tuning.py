@@ -9,7 +9,7 @@ import click
 
 from xmc_stream.cli.options import SEED, STORE, TARGET, Solver, checked, common, executed, setting_of, show, value_of
 from xmc_stream.errors import InputError
-from xmc_stream.memory import format_size
+from xmc_stream.system.memory import format_size
 
 _SHOWN = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@5", "macro_F1")
 

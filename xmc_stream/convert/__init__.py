@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, in_python
-from xmc_stream.files import regular
-from xmc_stream.memory import peak_resident
-from xmc_stream.progress import LOG, working
+from xmc_stream.system.files import regular
+from xmc_stream.system.memory import peak_resident
+from xmc_stream.system.progress import LOG, working
 
 if TYPE_CHECKING:
     from xmc_stream.convert.options import Like, TextOptions
     from xmc_stream.convert.source import Source
-    from xmc_stream.memory import MemoryLimit
     from xmc_stream.store.dataset import Dataset
     from xmc_stream.store.model import StoredModel
+    from xmc_stream.system.memory import MemoryLimit
 
 _NORMALIZE = ("none", "l2")
 _VERSION = 1  # of the work folder of a conversion
@@ -326,9 +326,9 @@ def _convert(
 def _store_observed(source: Path, dataset: Dataset, limit: MemoryLimit) -> None:
     """Store a file of pairs as the mask of a dataset."""
     from xmc_stream.convert.formats.pairs import store_pairs
-    from xmc_stream.folders import temporary_folder
     from xmc_stream.store.dataset import write_observed
     from xmc_stream.store.matrix import SparseMatrix
+    from xmc_stream.system.folders import temporary_folder
 
     with temporary_folder(dataset.path.absolute().parent) as scratch:
         store_pairs(source, scratch / "pairs", dataset.n_samples, dataset.n_labels, limit)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from xmc_stream.convert.pieces import WINDOW
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.memory import MemoryLimit, grown, least_limit, resident
+from xmc_stream.system.memory import MemoryLimit, grown, least_limit, resident
 
 if TYPE_CHECKING:
     from xmc_stream.convert.source import Source

@@ -16,8 +16,6 @@ from xmc_stream.convert.pieces import DamagedPieceError, Piece
 from xmc_stream.convert.plan import ConversionPlan, plan_memory, plan_writing
 from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.memory import MemoryLimit, available_threads, format_size
-from xmc_stream.progress import current
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt, run_here
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import make
@@ -25,6 +23,8 @@ from xmc_stream.runtime.warmup import loading
 from xmc_stream.store import assembly
 from xmc_stream.store.names import copy_names
 from xmc_stream.store.new_dataset import check_target
+from xmc_stream.system.memory import MemoryLimit, available_threads, format_size
+from xmc_stream.system.progress import current
 
 if TYPE_CHECKING:
     from xmc_stream.runtime.engine import Engine

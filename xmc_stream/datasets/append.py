@@ -24,9 +24,7 @@ from xmc_stream.datasets.append_jobs import (
     added_names,
 )
 from xmc_stream.errors import InputError
-from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.models import Execution, planned
-from xmc_stream.progress import working
 from xmc_stream.runtime.check import checked_reading, while_reading
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.runtime.making import COMMAND, MARK, digest_of, made_before, make, refuse_all, stands
@@ -41,6 +39,8 @@ from xmc_stream.store.new_dataset import check_target
 from xmc_stream.store.places import target_path
 from xmc_stream.store.remote import link_or_copy
 from xmc_stream.store.selection import SELECTED
+from xmc_stream.system.memory import available_threads, peak_resident
+from xmc_stream.system.progress import working
 
 _COMPILING = 5.0  # seconds
 _JOBS = 8  # at a time, at most: each has an array

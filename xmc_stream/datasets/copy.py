@@ -22,13 +22,9 @@ import google_crc32c
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError, in_urls
-from xmc_stream.folders import temporary_folder
-from xmc_stream.memory import peak_resident
-from xmc_stream.progress import current, working
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import COMMAND, STORE, make
-from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import APART, files_of_store, refuse_broken_seal, take_inventory
 from xmc_stream.store.nodes import attributes_of
@@ -44,6 +40,10 @@ from xmc_stream.store.remote import (
     persistent,
     size_of,
 )
+from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.memory import peak_resident
+from xmc_stream.system.progress import current, working
+from xmc_stream.system.stop import stop_if_unwanted
 
 _AT_A_TIME = 4  # files: s3fs has each in memory, at most 32 MiB
 _PIECE = 1 << 20

@@ -17,10 +17,8 @@ from xmc_stream.datasets.check import windows
 from xmc_stream.datasets.text import STANDARD_OUTPUT, text_bytes, text_writer
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
-from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.models.calibration import Calibration
 from xmc_stream.models.model import Model, compare, load_model
-from xmc_stream.progress import current, working
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.ledger import Ledger
@@ -33,6 +31,8 @@ from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import is_model
 from xmc_stream.store.places import target_path, target_paths, work_folder
 from xmc_stream.store.remote import as_path
+from xmc_stream.system.memory import MemoryLimit, peak_resident
+from xmc_stream.system.progress import current, working
 
 _FORMATS = ("xmlrepo", "libsvm", "npz")
 _WINDOW = 1 << 19  # items of an array that are passed on at a time

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.files import regular
+from xmc_stream.system.files import regular
 
 
 def listed(path: Path, n: int, what: str) -> NDArray[np.bool_]:

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError
-from xmc_stream.memory import MemoryLimit
 from xmc_stream.models.model import Model, compare
-from xmc_stream.progress import working
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.ledger import Ledger
@@ -32,6 +30,8 @@ from xmc_stream.store.nodes import Group
 from xmc_stream.store.places import target_path
 from xmc_stream.store.remote import link_or_copy
 from xmc_stream.store.selection import SELECTED, n_converted, read_selection, write_selection
+from xmc_stream.system.memory import MemoryLimit
+from xmc_stream.system.progress import working
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
 _WRITERS = 8 * MIB  # buffers of the files that are being written

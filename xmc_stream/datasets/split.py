@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import native_arguments, seed_of
 from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.memory import MemoryLimit, peak_resident
-from xmc_stream.progress import working
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.ledger import Ledger
@@ -29,6 +27,8 @@ from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.names import ROW_IDS, WINDOW, WRITER_BYTES, Names, NamesWriter, copy_vocabulary, new_names
 from xmc_stream.store.new_dataset import DatasetWriter, check_target, new_dataset
 from xmc_stream.store.places import LOCK, remove_left, target_paths, work_folder
+from xmc_stream.system.memory import MemoryLimit, peak_resident
+from xmc_stream.system.progress import working
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
 _MAX_TRANSPOSITION = 256 * MIB

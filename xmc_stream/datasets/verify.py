@@ -26,11 +26,9 @@ from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.check import JOB_BYTES, MOST, files_jobs, index_counts_sum, lines_jobs, windows
 from xmc_stream.datasets.unfinished import unfinished
 from xmc_stream.errors import StoreError
-from xmc_stream.memory import peak_resident
 from xmc_stream.models import Execution, planned
 from xmc_stream.models.calibration import Calibration
 from xmc_stream.models.model import Model, load_model
-from xmc_stream.progress import working
 from xmc_stream.runtime.job import Notes, Phase, Receipt
 from xmc_stream.runtime.warmup import loading
 from xmc_stream.store.chunks import open_array
@@ -47,6 +45,8 @@ from xmc_stream.store.predictions import FORMAT as PREDICTIONS
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.store.remote import as_path
 from xmc_stream.store.selection import SELECTED, read_selection
+from xmc_stream.system.memory import peak_resident
+from xmc_stream.system.progress import working
 
 _KINDS = {DATASET: "dataset", MODEL: "model", PREDICTIONS: "predictions"}
 _COMPILING = 2.0  # seconds

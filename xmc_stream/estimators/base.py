@@ -17,7 +17,6 @@ from xmc_stream.errors import InputError, renaming
 from xmc_stream.estimators.fitted import Fitted
 from xmc_stream.estimators.rows import as_rows, check_dataset, check_normalize, is_on_disk, of_matrix, opened
 from xmc_stream.estimators.targets import Indicator, Target, encoded
-from xmc_stream.folders import kept_folder, temporary_folder
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, advising, load_model
@@ -25,6 +24,7 @@ from xmc_stream.planning import plan_training
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.places import target_path
+from xmc_stream.system.folders import kept_folder, temporary_folder
 from xmc_stream.training import train
 
 _EXECUTION = """normalize : {'auto', 'l2'} or None, default 'auto'

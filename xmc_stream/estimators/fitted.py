@@ -19,12 +19,12 @@ from xmc_stream.estimators.rows import as_rows, is_on_disk, is_text, opened
 from xmc_stream.estimators.targets import Target
 from xmc_stream.evaluation import evaluate
 from xmc_stream.kernels.calibration import UNSEEN
-from xmc_stream.memory import FEW_BYTES, MemoryLimit, format_size
 from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration
 from xmc_stream.models.files import copy_model
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.remote import is_url
+from xmc_stream.system.memory import FEW_BYTES, MemoryLimit, format_size
 
 _FIRST = 32  # labels of a row that are asked for at first, where more may count as predicted
 _PART = 2**16  # rows that are asked about at a time, where each may have any number of labels

@@ -14,9 +14,9 @@ from sklearn.utils.validation import validate_data
 
 from xmc_stream.convert.matrices.whole import as_csr, csr_bytes
 from xmc_stream.errors import InputError
-from xmc_stream.memory import FEW_BYTES, MemoryLimit
 from xmc_stream.models.normalisation import of_length_one
 from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.system.memory import FEW_BYTES, MemoryLimit
 
 log = logging.getLogger("xmc_stream")
 _LOOKED_AT = 10_000  # rows of a dataset whose length is looked at

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from xmc_stream.factors.products import Rows, entries_bytes, lines_of, ranged_blocks, rows_bytes, to_hold
-from xmc_stream.memory import return_freed_memory, when_room_is_needed
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
+from xmc_stream.system.memory import return_freed_memory, when_room_is_needed
 
 _IDLE = 60.0  # seconds without a job, after which nothing stays
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.blas import one_blas_thread
 from xmc_stream.factors.factors import LINES, Cut, Factor, LowRankFactors, Panels
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, tiles
 from xmc_stream.factors.projection import ProjectJob
@@ -29,6 +28,7 @@ from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
+from xmc_stream.system.blas import one_blas_thread
 
 _PROJECTED = 0.3  # of a prediction, that projecting the samples takes
 

@@ -27,8 +27,8 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
-from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.system.stop import stop_if_unwanted
 
 _SIGMA_ABOVE = 1.05  # iterations end when the bound is no more than this above what is certainly reached
 _SIGMA_MOST = 30

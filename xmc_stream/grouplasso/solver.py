@@ -30,7 +30,7 @@ from xmc_stream.grouplasso.parameters import LOSSES, GroupLassoParameters
 from xmc_stream.kernels.domains import FEATURE_ORDER
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.permutation import key_of, visiting_order
-from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.system.stop import stop_if_unwanted
 
 _WINDOW = 1 << 20  # bytes of lines that are gone over at a time
 ROWS_BYTES = 1 << 20  # of the rows of W of a batch of columns

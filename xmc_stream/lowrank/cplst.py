@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.blas import one_blas_thread
 from xmc_stream.factors.factors import FACTORS, Dense, Factor, Panels, SideBySide
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import LINES, Learned
@@ -30,6 +29,7 @@ from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
+from xmc_stream.system.blas import one_blas_thread
 
 _NOTHING = 1e-12  # of the largest eigenvalue: what rounding leaves of one that is 0
 

@@ -15,7 +15,6 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from xmc_stream.blas import one_blas_thread
 from xmc_stream.factors.factors import Cut, Dense, Factor, Panels, new_factors
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned, held_out_metrics
@@ -29,6 +28,7 @@ from xmc_stream.lowrank.steps import write_factors
 from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
+from xmc_stream.system.blas import one_blas_thread
 
 LABELS = 128  # that the H step solves for at a time where all pairs count: fixed, as `BLOCK` is
 GRAMS = 1 << 22  # entries of r x r matrices of labels that are solved for at a time

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.blas import one_blas_thread
 from xmc_stream.factors.factors import Cut, Dense, Factor, new_factors
 from xmc_stream.factors.products import Learned, blocks, csr, times
 from xmc_stream.lowrank.solver import solve_gram
 from xmc_stream.runtime.job import Receipt
+from xmc_stream.system.blas import one_blas_thread
 
 _LEAST = (
     1e-12  # is added to the diagonal of X^T X, which is scaled to ones: features may be the same, or sums of others

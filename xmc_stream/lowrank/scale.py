@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.blas import one_blas_thread
 from xmc_stream.factors.products import ROW_BYTES, ROW_LINES, Array, Learned, blocks, csr
 from xmc_stream.kernels.lowrank import add_column_dots, add_lines, add_transposed, multiply
 from xmc_stream.lowrank.known_pairs import given
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.matrix import SparseMatrix, stream
+from xmc_stream.system.blas import one_blas_thread
 
 _STEPS = 30  # of the power method, at most
 _ENOUGH = 1e-3  # relative change at which it ends

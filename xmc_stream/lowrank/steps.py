@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.blas import one_blas_thread
 from xmc_stream.factors.factors import Dense, Factor, Panels, SideBySide, new_factors
 from xmc_stream.factors.products import (
     BLOCK,
@@ -27,6 +26,7 @@ from xmc_stream.lowrank.solver import column_dots, first_labels, solve_gram
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.model import UNIT
+from xmc_stream.system.blas import one_blas_thread
 
 _GRAMS = 16  # parts of A^T A, at most
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xmc_stream.blas import one_blas_thread
 from xmc_stream.factors.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding
 from xmc_stream.factors.products import (
@@ -36,6 +35,7 @@ from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.places import make_folder
+from xmc_stream.system.blas import one_blas_thread
 
 ITERATIONS = 3  # passes of the method
 OVERSAMPLING = 10  # columns beyond those that are kept

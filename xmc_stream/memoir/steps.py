@@ -15,7 +15,6 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from xmc_stream.blas import one_blas_thread
 from xmc_stream.errors import JobError
 from xmc_stream.factors.factors import Factor, Panels, new_factors
 from xmc_stream.factors.heldrows import let_go
@@ -34,10 +33,11 @@ from xmc_stream.metrics import among
 from xmc_stream.models.decisions import HeldOut
 from xmc_stream.models.ranking import filter_pairs, no_predictions
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import DECISION
+from xmc_stream.system.blas import one_blas_thread
+from xmc_stream.system.stop import stop_if_unwanted
 
 _TOGETHER = 512  # classes whose scores are made together
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.files import regular
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.packing import PackedArrayWriter, new_pack
+from xmc_stream.system.files import regular
 
 SAMPLES, LABELS = "samples", "labels"
 _STEP = 1 << 16  # weights that are looked at at a time

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.blas import one_blas_thread
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.mips.kernels.classvectors import RankedRows
 from xmc_stream.mips.kernels.innerproducts import Best, Excluded, RowTile, fill_tile, scan
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors
+from xmc_stream.system.blas import one_blas_thread
 
 ROWS = 8192  # of a tile: a class's scores take 32 KiB, and each pass over all vectors serves as many rows
 HEAVY = 12  # a feature that one in so many rows has is a dense column

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import MOST_INT, seed_of, whole
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.memory import MemoryLimit, available_threads, format_size
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.lsh import MOST_BITS, SimpleLSH
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
+from xmc_stream.system.memory import MemoryLimit, available_threads, format_size
 
 _SPARSE: dict[str, type[Exact] | type[SmallWorld]] = {"exact": Exact, "sw-graph": SmallWorld}
 _LABEL = "InnerProductIndex"

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, CSRBlock
-from xmc_stream.memory import format_size
 from xmc_stream.mips.kernels import classvectors as kernels
 from xmc_stream.mips.kernels.hashing import add_dense, sum_squares
+from xmc_stream.system.memory import format_size
 
 CLASS_BYTES = 21  # begin, bits, n and square of a class
 ENTRY_BYTES = 22  # of an entry, at most: its table is 3/8 full

@@ -11,8 +11,8 @@ from xmc_stream.models.model import Model, load_model
 from xmc_stream.models.prediction import check_target, predict_to
 from xmc_stream.models.samples import samples
 from xmc_stream.models.written import STANDARD_OUTPUT
-from xmc_stream.progress import working
 from xmc_stream.store.places import target_path
+from xmc_stream.system.progress import working
 
 
 @native_arguments

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from xmc_stream.errors import MemoryLimitError, StoreError
-from xmc_stream.memory import format_size
+from xmc_stream.system.memory import format_size
 
 
 class Sized(Protocol):

@@ -16,8 +16,8 @@ from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.metrics import LabelMetrics, among, auc_units, average_auc, leave_out_labels
 from xmc_stream.models.decisions import Decision
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.stop import work_name
 from xmc_stream.store.matrix import Block
+from xmc_stream.system.stop import work_name
 
 _LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
 COUNT_BYTES = 3 * 4  # of a label, in each thread

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xmc_stream.errors import InputError, renaming
-from xmc_stream.memory import MemoryLimit, available_threads
 from xmc_stream.store.remote import is_mirrored
+from xmc_stream.system.memory import MemoryLimit, available_threads
 
 if TYPE_CHECKING:
     from xmc_stream.runtime.engine import Engine

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.memory import FEW_BYTES, MemoryLimit, available_threads, return_freed_memory, when_room_is_needed
 from xmc_stream.models.execution import Execution
 from xmc_stream.models.samples import are_texts, check_texts
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block
+from xmc_stream.system.memory import FEW_BYTES, MemoryLimit, available_threads, return_freed_memory, when_room_is_needed
 
 if TYPE_CHECKING:
     from xmc_stream.convert.tfidf.texts import TextRows

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.folders import kept_folder, removed_with
 from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.files import files_of, write_files
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.model import DECISION, KIND, StoredModel
 from xmc_stream.store.nodes import from_here, understood
+from xmc_stream.system.folders import kept_folder, removed_with
 
 if TYPE_CHECKING:
     import scipy.sparse

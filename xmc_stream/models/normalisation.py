@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.memory import FEW_BYTES, MemoryLimit
 from xmc_stream.store.selection import SELECTED
+from xmc_stream.system.memory import FEW_BYTES, MemoryLimit
 
 if TYPE_CHECKING:
     from xmc_stream.models.execution import Execution

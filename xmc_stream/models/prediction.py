@@ -12,14 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.folders import temporary_folder
-from xmc_stream.memory import MemoryLimit, format_size, peak_resident
 from xmc_stream.models.execution import Execution, advising, planned
 from xmc_stream.models.held import check_k, rank, refuse_other_rows
 from xmc_stream.models.normalisation import normalised
 from xmc_stream.models.samples import are_texts, converted
 from xmc_stream.models.written import STANDARD_OUTPUT, file_needs, is_file, write_file, write_standard_output
-from xmc_stream.progress import current, working
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.inventory import LOGS, SEAL
@@ -27,6 +24,9 @@ from xmc_stream.store.model import KIND
 from xmc_stream.store.names import copy_row_ids
 from xmc_stream.store.places import put_back, refuse_foreign_names, target_path
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
+from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.memory import MemoryLimit, format_size, peak_resident
+from xmc_stream.system.progress import current, working
 
 _COMMAND = "predict"
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xmc_stream.errors import InputError
-from xmc_stream.folders import temporary_folder
 from xmc_stream.models.execution import Execution
-from xmc_stream.progress import current
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.remote import as_path
+from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.progress import current
 
 if TYPE_CHECKING:
     from xmc_stream.models.model import Model

@@ -26,7 +26,6 @@ from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.tables import bytes_used, clear, enter, list_entries, norms, purge
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import Unit, new_unit
-from xmc_stream.memory import format_size
 from xmc_stream.metrics import among
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.decisions import HeldOut
@@ -42,6 +41,7 @@ from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_sto
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import DECISION
 from xmc_stream.store.transpose import transpose
+from xmc_stream.system.memory import format_size
 
 PLACES = 5  # of the ranking of a held-out row that are looked at
 _MORE = 1.5  # than the first rows of a pass or two say: labels that later searches bring in

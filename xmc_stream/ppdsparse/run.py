@@ -60,13 +60,13 @@ from xmc_stream.ppdsparse.start import MatchJob, StartJob, match_bytes, weights_
 from xmc_stream.ppdsparse.state import UnitState
 from xmc_stream.ppdsparse.statistics import open_gap, update_statistics
 from xmc_stream.ppdsparse.weights import LossWeights
-from xmc_stream.progress import LOG
 from xmc_stream.runtime.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import HALVES, UNIT
 from xmc_stream.store.places import make_folder
 from xmc_stream.store.removal import remove_beside, wait_for_removals
+from xmc_stream.system.progress import LOG
 
 # the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched
 STARTED = "warm_start_labels"

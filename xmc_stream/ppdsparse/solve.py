@@ -67,9 +67,9 @@ from xmc_stream.ppdsparse.streaming import Weights
 from xmc_stream.ppdsparse.weights import LossWeights, RowWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
-from xmc_stream.stop import work_name
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
+from xmc_stream.system.stop import work_name
 
 _turn = Lock()  # of a job that is planned to have its process for itself
 _SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before

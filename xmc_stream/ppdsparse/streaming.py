@@ -41,7 +41,7 @@ from xmc_stream.ppdsparse.kernels.stream import (
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.solver import penalty_of, ramp_of
 from xmc_stream.ppdsparse.weights import RowWeights
-from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.system.stop import stop_if_unwanted
 
 BUFFERS = 3  # portions in memory: one takes its steps, one is read, one is planned
 _SHARES = 8  # ranges of classes for each thread: some have more to do, and the last one ends soon

@@ -21,8 +21,6 @@ from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from xmc_stream.errors import InputError, JobError
-from xmc_stream.memory import MemoryLimit
-from xmc_stream.progress import LOG
 from xmc_stream.runtime.job import Job, Receipt
 from xmc_stream.runtime.work import Done, Failed, do_while, receipt_of, under_way
 from xmc_stream.runtime.workers import (
@@ -37,7 +35,9 @@ from xmc_stream.runtime.workers import (
     misfit,
     refuse_unfit,
 )
-from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.system.memory import MemoryLimit
+from xmc_stream.system.progress import LOG
+from xmc_stream.system.stop import stop_if_unwanted
 
 # they tell at length of a scheduler that is gone, and we in a line
 _LOGS = [logging.getLogger(f"distributed.{name}") for name in ("client", "batched", "comm", "core")]

@@ -17,8 +17,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.errors import NO_ROOM, JobError, XmcStreamError
-from xmc_stream.memory import Guard, MemoryLimit, make_room, peak_resident, return_freed_memory
-from xmc_stream.progress import current
 from xmc_stream.runtime.environment import environment
 from xmc_stream.runtime.events import EventLog
 from xmc_stream.runtime.job import Job, Phase, Receipt
@@ -26,6 +24,8 @@ from xmc_stream.runtime.job import Ledger as Notebook
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.threads import Threads
 from xmc_stream.runtime.work import Done, receipt_of
+from xmc_stream.system.memory import Guard, MemoryLimit, make_room, peak_resident, return_freed_memory
+from xmc_stream.system.progress import current
 
 if TYPE_CHECKING:
     from xmc_stream.runtime.cluster import Cluster

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.files import regular
-from xmc_stream.memory import Usage
+from xmc_stream.system.files import regular
+from xmc_stream.system.memory import Usage
 
 _SAMPLES = 1000  # memory is noted once a second so often, then at intervals of such a part of the time gone by
 MOST = ("resident", "private", "mapped")

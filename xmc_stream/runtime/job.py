@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from xmc_stream.progress import Progress
+from xmc_stream.system.progress import Progress
 
 Receipt = dict[str, Any]  # small and plain: it goes through the scheduler and into the ledger as JSON
 

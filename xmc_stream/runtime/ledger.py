@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Any
 
 from xmc_stream.errors import ResumeError, StoreError
-from xmc_stream.files import regular
-from xmc_stream.folders import outlives_process
 from xmc_stream.store.places import hold, refuse_foreign, try_lock
+from xmc_stream.system.files import regular
+from xmc_stream.system.folders import outlives_process
 
 Receipt = dict[str, Any]
 IDENTITY = "identity"

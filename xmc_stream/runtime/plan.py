@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.memory import MemoryLimit, grown, least_limit
+from xmc_stream.system.memory import MemoryLimit, grown, least_limit
 
 MIB = 2**20
 

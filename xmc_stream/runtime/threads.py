@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 from xmc_stream.runtime.job import Job, Receipt
 from xmc_stream.runtime.work import Done, Failed, do, do_while, receipt_of, under_way
-from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.system.stop import stop_if_unwanted
 
 _LOOK = 0.1  # seconds from one look for whether this thread is wanted to the next
 

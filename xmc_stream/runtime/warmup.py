@@ -16,14 +16,14 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from xmc_stream.folders import temporary_folder
 from xmc_stream.kernels.cache import compiled_before, load_noted, note_calls, note_compiled
 from xmc_stream.kernels.jit import calls_listed
-from xmc_stream.memory import available_memory, available_threads
-from xmc_stream.progress import LOG, current, duration
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset
+from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.memory import available_memory, available_threads
+from xmc_stream.system.progress import LOG, current, duration
 
 _loaded: set[str] = set()  # what this process has loaded
 _COMPILER = 350 * 2**20  # bytes that a process which compiles comes to

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from xmc_stream.errors import JobError, XmcStreamError
-from xmc_stream.memory import Usage, peak_resident
 from xmc_stream.runtime.events import this_process
 from xmc_stream.runtime.job import Job, Receipt
-from xmc_stream.stop import StoppedError, wanted_while
+from xmc_stream.system.memory import Usage, peak_resident
+from xmc_stream.system.stop import StoppedError, wanted_while
 
 _under_way: Counter[str] = Counter()  # jobs of each run in this process
 _lock = threading.Lock()

@@ -20,9 +20,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from xmc_stream.errors import InputError, XmcStreamError
-from xmc_stream.memory import MemoryLimit, available_memory, format_size, make_room, parse_size, resident
 from xmc_stream.runtime.environment import environment
 from xmc_stream.store.remote import refuse_unreachable
+from xmc_stream.system.memory import MemoryLimit, available_memory, format_size, make_room, parse_size, resident
 
 _LIBRARIES = ("dask", "distributed", "zarr", "scipy")  # beside what the last bits of a run depend on
 _judged: dict[tuple[str, str], str] = {}  # what `misfit` found, by run and worker

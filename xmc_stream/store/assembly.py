@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.stop import work_name
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import FORMAT, VERSION
 from xmc_stream.store.encoding import ArrayWriter, finish_matrix, index_dtype, new_folder
@@ -24,6 +23,7 @@ from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group
 from xmc_stream.store.transpose import transpose
+from xmc_stream.system.stop import work_name
 
 Side = Literal["X", "Y"]
 _COUNTS = {"X": "feature_counts", "Y": "label_counts"}

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.comparing import once, run_comparing
 from xmc_stream.store.nodes import ZARR_ERRORS, PlainArray, not_understood, plain_array, unreadable
 from xmc_stream.store.remote import ask_for, is_mirrored, open_file, size_of
+from xmc_stream.system.stop import stop_if_unwanted
 
 if TYPE_CHECKING:  # see nodes: what is plain does without it
     import zarr

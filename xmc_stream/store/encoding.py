@@ -25,14 +25,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
-from xmc_stream.folders import outlives_process
-from xmc_stream.stop import copy_name, stop_if_unwanted, work_name
 from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
 from xmc_stream.store.places import fsync, fsync_folder, replace
 from xmc_stream.store.remote import link_file, link_or_copy, local_path, size_of
 from xmc_stream.store.widened import NARROW_BOUND
+from xmc_stream.system.folders import outlives_process
+from xmc_stream.system.stop import copy_name, stop_if_unwanted, work_name
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.folders import outlives_process
-from xmc_stream.stop import stop_if_unwanted, work_name
 from xmc_stream.store.encoding import Encoding, LineWriter, index_dtype, naming, remove
 from xmc_stream.store.packs import CHECKSUM_BYTES, LENGTH_BYTES, Index
 from xmc_stream.store.places import fsync_folder
+from xmc_stream.system.folders import outlives_process
+from xmc_stream.system.stop import stop_if_unwanted, work_name
 
 CHUNK_BYTES = 2**18  # held of each array
 _STEP = 8  # chunks begin at multiples of it: of all sizes of items

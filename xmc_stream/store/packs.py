@@ -22,7 +22,7 @@ import google_crc32c
 import numpy as np
 
 from xmc_stream.errors import StoreError
-from xmc_stream.files import regular
+from xmc_stream.system.files import regular
 
 LENGTH_BYTES, CHECKSUM_BYTES = 8, 4
 _END = LENGTH_BYTES + CHECKSUM_BYTES

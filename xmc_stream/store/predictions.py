@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.encoding import index_dtype, naming, publish
 from xmc_stream.store.inventory import array_files, seal
 from xmc_stream.store.names import Names, open_row_ids
 from xmc_stream.store.nodes import ZARR_ERRORS, Group, attributes_of, not_understood, read_json
 from xmc_stream.store.remote import is_mirrored
+from xmc_stream.system.stop import stop_if_unwanted
 
 FORMAT = "xmc_stream predictions"
 CHUNK_ROWS = 4096  # jobs write whole chunks, so they never share one

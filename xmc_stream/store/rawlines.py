@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels.csr import pread_ranges
-from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.system.stop import stop_if_unwanted
 
 WINDOW = 1 << 18  # bytes of a file that are read at once
 _HOLE = 1 << 13  # bytes between lines that take less time than another call

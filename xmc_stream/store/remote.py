@@ -28,9 +28,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from xmc_stream.errors import MIRRORS, NO_ROOM, InputError, StoreError, XmcStreamError
-from xmc_stream.files import regular
-from xmc_stream.memory import parse_size
-from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.system.files import regular
+from xmc_stream.system.memory import parse_size
+from xmc_stream.system.stop import stop_if_unwanted
 
 _FETCHERS = 8  # files of a host's process that are fetched beside each other
 _SMALL_FETCHERS = 32  # where files are small, their number makes the time

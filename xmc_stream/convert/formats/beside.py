@@ -24,10 +24,10 @@ from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, wor
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.errors import InputError
-from xmc_stream.files import regular
 from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import WRITER_BYTES, Names, new_names, new_vectorizer, open_names, open_vectorizer
+from xmc_stream.system.files import regular
 
 _NAMES = 2**13  # names and weights written at a time
 _JOIN_BYTES = 64 * PieceRows.ENTRIES + 16 * PieceRows.ROWS + 24 * WINDOW  # of the source's rows, and of those together

@@ -35,7 +35,7 @@ from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.tfidf.block import LINES, Block, Record
 from xmc_stream.convert.tfidf.records import LABEL_FIELDS, TEXT_FIELDS, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.memory import format_size
+from xmc_stream.system.memory import format_size
 
 _DELIMITERS = "\t,;|"  # that are recognised
 _QUOTE = '"'

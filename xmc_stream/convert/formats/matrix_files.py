@@ -23,8 +23,8 @@ from xmc_stream.convert.matrices.source import Matrices
 from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
-from xmc_stream.files import regular
 from xmc_stream.runtime.job import Phase, Receipt
+from xmc_stream.system.files import regular
 
 _TEXT_ROOM = 2**25  # bytes that reading a text of labels takes
 

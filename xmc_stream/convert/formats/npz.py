@@ -44,7 +44,7 @@ from xmc_stream.convert.matrices.sides import Side
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
 from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError
-from xmc_stream.files import regular
+from xmc_stream.system.files import regular
 
 _MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the second of an empty zip file
 _FORMATS = ("csr", "csc", "coo", "bsr", "dia")  # that save_npz writes

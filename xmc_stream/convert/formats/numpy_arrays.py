@@ -34,7 +34,7 @@ from xmc_stream.convert.matrices.arrays import (
 from xmc_stream.convert.matrices.sides import Side
 from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError
-from xmc_stream.files import regular
+from xmc_stream.system.files import regular
 
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 2**14

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from xmc_stream.convert.lines.files import stamps, unchanged
 from xmc_stream.convert.messages import shown
 from xmc_stream.errors import InputError
-from xmc_stream.files import regular
-from xmc_stream.memory import MemoryLimit
+from xmc_stream.system.files import regular
+from xmc_stream.system.memory import MemoryLimit
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _LINE = re.compile(rb"[ \t]*(\d{1,18})[ \t]+(\d{1,18})[ \t]*\r?\n?")

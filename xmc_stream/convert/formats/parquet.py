@@ -12,7 +12,7 @@ from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.tfidf.block import Record
 from xmc_stream.convert.tfidf.records import RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.memory import format_size
+from xmc_stream.system.memory import format_size
 
 _MAGIC = b"PAR1"
 _BATCH = 256  # rows at hand

@@ -25,9 +25,9 @@ from xmc_stream.convert.formats.pairs import numbered_lines
 from xmc_stream.convert.lines.files import Stamps, stamps, unchanged
 from xmc_stream.convert.messages import one_line, shown
 from xmc_stream.errors import InputError
-from xmc_stream.files import regular
 from xmc_stream.store.names import NamedIds, Names
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions
+from xmc_stream.system.files import regular
 
 _ZIP = b"PK"
 _PAIR = re.compile(rb"(\d{1,18}):([-+.\da-zA-Z]++)")

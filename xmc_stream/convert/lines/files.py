@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.convert.lines.compression import DAMAGE, GZIP_RATIO, Decompressing, compression_of
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.files import regular, regular_or_pipe
-from xmc_stream.memory import format_size
+from xmc_stream.system.files import regular, regular_or_pipe
+from xmc_stream.system.memory import format_size
 
 STANDARD_INPUT = Path("-")
 HEAD = 2**16  # bytes that tell what a text is

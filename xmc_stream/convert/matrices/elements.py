@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from xmc_stream.convert.matrices.arrays import Stream
 from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError, XmcStreamError
-from xmc_stream.memory import at_most_more
+from xmc_stream.system.memory import at_most_more
 
 WINDOW = 2**18  # items read at a time, rounded up to whole chunks
 STRINGS = 2**14  # strings read at a time

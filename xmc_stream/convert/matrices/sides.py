@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.memory import format_size
+from xmc_stream.system.memory import format_size
 
 BLOCK = 2**18  # entries, and rows, passed on at a time
 PART = 2**23  # entries, and rows, of a part, where a matrix can be cut
