@@ -115,7 +115,8 @@ def refuse_all(targets: Sequence[Path], refuse: Callable[[Path], None], anew: st
         for work in map(work_folder, targets):
             if anew is not None and _command(_begun(work).get(IDENTITY, {COMMAND: anew})) == anew:
                 remove_left(work / LOCK)
-            remove_unbegun(work / LOCK)
+            else:
+                remove_unbegun(work / LOCK)
         raise
 
 
