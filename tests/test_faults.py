@@ -610,7 +610,7 @@ def test_the_event_log_tells_a_run(trained: Path) -> None:
         assert phase["jobs"] == phase["jobs_in_all"] > 0
         assert phase["peak_resident"] <= run["peak_resident"]
     ledger = read_ledger(trained / "ledger.jsonl")[0]
-    assert sum(phase["bytes_read"] for phase in phases.values()) == sum(
-        receipt.get("bytes_read", receipt.get("checked_bytes", 0)) for receipt in ledger.values()
+    assert sum(phase["bytes_read"] for name, phase in phases.items() if name != "check the data") == sum(
+        receipt.get("bytes_read", 0) for receipt in ledger.values()
     )
     assert sum(phase["seconds"] for phase in phases.values()) <= run["seconds"]

@@ -181,13 +181,14 @@ def _train(
                 *(warm_start.check_jobs() if warm_start is not None else ()),
             ]
             if ledger.resumed:  # what was read and written before may have been damaged since
-                ledger.forget([job.key for job in checks])
                 _forget_damaged(method, ledger, engine, work, warm_start is not None)
 
             def whole() -> Loop:
                 if check:
                     words = "comparing the data with their checksums"
-                    yield Phase("check the data", checks, words, (0.0, _CHECKING), twice=True)
+                    yield Phase(
+                        "check the data", checks, words, (0.0, _CHECKING), twice=True, kept=False
+                    )  # nothing goes on from it
                 with progress.part(_CHECKING if check else 0.0, 1.0):
                     return (yield from run.loop())
 
