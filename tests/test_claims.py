@@ -12,7 +12,7 @@ from reference import grouplasso as group_lasso_twin
 
 import xmc_stream as xs
 from xmc_stream.convert import convert
-from xmc_stream.kernels.guide import guide_row
+from xmc_stream.linear.kernels.guide import guide_row
 from xmc_stream.store.names import open_vectorizer
 
 LIMIT = "2GB"

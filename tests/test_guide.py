@@ -23,10 +23,10 @@ import xmc_stream as xs
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import UNSEEN
-from xmc_stream.kernels.guide import group_terms, guide_row, least_score, sureness
 from xmc_stream.kernels.permutation import permuted, word_bits
-from xmc_stream.kernels.scores import Tile
 from xmc_stream.linear.guide import Guide
+from xmc_stream.linear.kernels.guide import group_terms, guide_row, least_score, sureness
+from xmc_stream.linear.kernels.scores import Tile
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.models import Execution
 from xmc_stream.ppdsparse import groups as module

@@ -20,9 +20,9 @@ from reference import implied as twin
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.implied import Implied, lift
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.implied import ImpliedLabels
+from xmc_stream.linear.kernels.implied import Implied, lift
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.models import Execution
 from xmc_stream.ppdsparse.implied import FEWEST, MARGIN, ImpliedJob, implied_margin

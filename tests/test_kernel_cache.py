@@ -141,7 +141,7 @@ def test_one_note_serves_all_numbers_of_rounds() -> None:
 
 DRAW = """
 import numpy as np
-from xmc_stream.kernels.dual import held_out
+from xmc_stream.kernels.heldout import held_out
 out = np.zeros(64, np.bool_)
 held_out(np.arange(64), 0, 0.5, out)
 print(np.packbits(out).tobytes().hex())

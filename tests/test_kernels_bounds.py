@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from reference import guide as guide_twin
 from reference import scores as twin
 
-from xmc_stream.kernels import ranking
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
-from xmc_stream.kernels.guide import NO_GROUPS, no_terms
-from xmc_stream.kernels.ranking import LEAD, Ranking, top_k
-from xmc_stream.kernels.scores import TileClasses
+from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.bounds import BoundedTile, bounds_bytes, bounds_of, make_bounded
+from xmc_stream.linear.kernels import topk
+from xmc_stream.linear.kernels.guide import NO_GROUPS, no_terms
+from xmc_stream.linear.kernels.scores import TileClasses
+from xmc_stream.linear.kernels.topk import LEAD, top_k
 from xmc_stream.linear.tiles import TileRange, tile_bytes, tile_width
 
 NONE = Labels(np.empty(0, np.int64), np.empty(0, np.int32))
@@ -144,13 +145,13 @@ def test_classes_that_cannot_be_among_the_best_are_not_scored(monkeypatch: pytes
     W[:, 30:] *= np.float32(0.01)
     bias[:] = -1
     scored = []
-    fours = ranking.score_fours
+    fours = topk.score_fours
 
     def counted(lines: Any, tile: Any, low: int, ends: NDArray[np.int64], scores: Any) -> None:
         scored.append(4 * int(np.maximum(ends - low, 0).sum()))
         fours(lines, tile, low, ends, scores)
 
-    monkeypatch.setattr(ranking, "score_fours", counted)
+    monkeypatch.setattr(topk, "score_fours", counted)
     ranked(X, W, bias, 5, [0, 450, 900])
     assert 0 < sum(scored) < 0.4 * len(X) * len(bias)
 

@@ -11,10 +11,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import frank_wolfe as twin
 
-from xmc_stream.kernels.dual import group_rows, held_out, pack, rank_rows, spread, sum_losses, sum_negatives
-from xmc_stream.kernels.frank_wolfe import ActiveLabels
+from xmc_stream.kernels.heldout import held_out
 from xmc_stream.kernels.order import GROUP, strip_slots
-from xmc_stream.kernels.tables import Tables, bytes_used, dense_tables, enter, find, hash_tables, list_entries, norms
+from xmc_stream.pdsparse.kernels.dual import group_rows, pack, rank_rows, spread, sum_losses, sum_negatives
+from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels
+from xmc_stream.pdsparse.kernels.tables import (
+    Tables,
+    bytes_used,
+    dense_tables,
+    enter,
+    find,
+    hash_tables,
+    list_entries,
+    norms,
+)
 
 LAM = 0.5
 

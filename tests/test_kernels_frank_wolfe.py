@@ -16,7 +16,7 @@ from reference import frank_wolfe as twin
 from sklearn.svm import LinearSVC
 
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.frank_wolfe import (
+from xmc_stream.pdsparse.kernels.frank_wolfe import (
     ActiveLabels,
     Visit,
     VisitScratch,
@@ -25,7 +25,16 @@ from xmc_stream.kernels.frank_wolfe import (
     search_row,
     visit_rows,
 )
-from xmc_stream.kernels.tables import Tables, bytes_used, dense_tables, find, hash_tables, place, set_weight, soft
+from xmc_stream.pdsparse.kernels.tables import (
+    Tables,
+    bytes_used,
+    dense_tables,
+    find,
+    hash_tables,
+    place,
+    set_weight,
+    soft,
+)
 
 
 @dataclass

@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from xmc_stream.factors.kernels.ranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
-from xmc_stream.kernels.lowrank import (
-    add_column_dots,
-    add_transposed,
-    are_true,
-    fold_counts,
-    fold_top_k,
-    multiply,
-    pair_dots,
-    take_positives,
-)
-from xmc_stream.kernels.lowrankranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
+from xmc_stream.kernels.metrics import fold_counts, take_positives
+from xmc_stream.kernels.products import add_transposed, multiply
+from xmc_stream.kernels.ranking import fold_top_k
+from xmc_stream.lowrank.kernels.steps import add_column_dots, are_true, pair_dots
 
 
 def triple(M: Any) -> tuple[Any, Any, Any]:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from reference import scores as twin
 
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.denserows import in_fours
-from xmc_stream.kernels.scores import FEW
 from xmc_stream.linear import tiles
+from xmc_stream.linear.kernels.denserows import in_fours
+from xmc_stream.linear.kernels.scores import FEW
 from xmc_stream.linear.tiles import tile_bytes, tile_width
 from xmc_stream.ppdsparse.kernels.search import (
     BINS,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmc_stream.kernels.tables import (
+from xmc_stream.pdsparse.kernels.tables import (
     V_WIDTH,
     Tables,
     bytes_needed,

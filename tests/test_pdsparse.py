@@ -23,8 +23,8 @@ from reference import frank_wolfe as twin
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.kernels.dual import held_out
-from xmc_stream.kernels.tables import bytes_used
+from xmc_stream.kernels.heldout import held_out
+from xmc_stream.pdsparse.kernels.tables import bytes_used
 from xmc_stream.pdsparse.method import segments_again
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.passes import SegmentJob, _sessions, drop_session

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.kernels.scores import Tile
+from xmc_stream.linear.kernels.scores import Tile
 from xmc_stream.models.cache import TileCache
 
 

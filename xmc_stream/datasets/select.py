@@ -164,7 +164,7 @@ def select_features(
 def _load_kernels(dataset: Dataset) -> None:
     """What the run calls is loaded before it is planned."""
     from xmc_stream.kernels.csr import count_indices, row_norms
-    from xmc_stream.kernels.rowsparse import keep_selected
+    from xmc_stream.kernels.selected import keep_selected
 
     ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
     indices = np.empty(0, index_dtype(dataset.n_features))
@@ -238,7 +238,7 @@ def _copy_columns(
 ) -> NDArray[np.int64]:
     """Write the entries of some columns of X, row by row, and the norms of what is left; returns entries of each column."""
     from xmc_stream.kernels.csr import count_indices, row_norms
-    from xmc_stream.kernels.rowsparse import keep_selected
+    from xmc_stream.kernels.selected import keep_selected
 
     counts = np.zeros(len(columns), np.int64)
     with working("select-features", progress) as bar:

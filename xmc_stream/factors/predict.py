@@ -19,7 +19,7 @@ from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes
-from xmc_stream.kernels.lowrank import fold_top_k
+from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
 from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of
 from xmc_stream.models.runs import HELD_ROWS, PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Cut, Dense, Panels
+from xmc_stream.factors.kernels.ranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.dual import HELD_OUT, held_out
+from xmc_stream.kernels.heldout import HELD_OUT, held_out
 from xmc_stream.kernels.lines import CACHE_LINE, lanes
-from xmc_stream.kernels.lowrank import add_lines, add_transposed, fold_counts, fold_top_k, multiply, take_positives
-from xmc_stream.kernels.lowrankranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
-from xmc_stream.kernels.metrics import sort_rows
+from xmc_stream.kernels.metrics import fold_counts, sort_rows, take_positives
+from xmc_stream.kernels.products import add_lines, add_transposed, multiply
+from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.metrics import auc_units
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB

@@ -11,7 +11,7 @@ from xmc_stream.factors.factors import Cut, Dense, Panels
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding, Pair, held_or_read
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned, blocks, csr
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.kernels.lowrank import add_transposed
+from xmc_stream.kernels.products import add_transposed
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.matrix import SparseMatrix, stream
 

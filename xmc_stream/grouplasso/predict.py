@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.grouplasso.kernels.rows import add_products
 from xmc_stream.grouplasso.rows import RowSparseWeights
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import calibrate_rows
-from xmc_stream.kernels.lowrank import fold_top_k
-from xmc_stream.kernels.rowsparse import add_products, keep_selected
+from xmc_stream.kernels.ranking import fold_top_k
+from xmc_stream.kernels.selected import keep_selected
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
 from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of

@@ -1,51 +1,13 @@
-"""What metrics need of every score: those of the true labels, how many exceed them, how many are predicted."""
+"""What metrics need of scores of all classes: those of the true labels, how many exceed them, how many are predicted."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.calibration import calibrate_row, calibrated
-from xmc_stream.kernels.guide import guide_row, guided
 from xmc_stream.kernels.jit import kernel
-from xmc_stream.kernels.ranking import Ranking, bar, insert_all
-from xmc_stream.kernels.scores import TileClasses, score_all
-
-
-class TrueScores(NamedTuple):
-    """The scores of the true labels of row i: scores[indptr[i] : indptr[i + 1]], ascending."""
-
-    indptr: NDArray[np.int64]
-    scores: NDArray[np.float32]
-
-
-@kernel
-def score_positives(
-    x: CSR, y: Labels, classes: TileClasses, terms: NDArray[np.float32], positives: NDArray[np.float32]
-) -> None:
-    """The scores of the true labels that one tile holds: positives[p] is that of y.indices[p].
-
-    Rows without true labels in the tile are not scored. terms: as `top_k` has them.
-    """
-    indptr, indices, data = x
-    y_indptr, y_indices = y
-    first_class, n_classes, tile, by, groups, _, scores = classes
-    start, slots, weights, bias = tile
-    for i in range(len(indptr) - 1):
-        p, end = y_indptr[i], y_indptr[i + 1]
-        while p < end and y_indices[p] < first_class:
-            p += 1
-        if p == end or y_indices[p] >= first_class + n_classes:
-            continue
-        score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
-        while p < end and y_indices[p] < first_class + n_classes:
-            c = y_indices[p] - first_class
-            score = guided(scores[c], c, i, terms, groups) if groups.shape[0] else scores[c]
-            positives[p] = calibrated(score, c, by) if by.shape[1] else score
-            p += 1
 
 
 @kernel
@@ -56,42 +18,37 @@ def sort_rows(indptr: NDArray[np.int64], values: NDArray[np.float32]) -> None:
 
 
 @kernel
-def count_above(
-    x: CSR,
-    classes: TileClasses,
-    terms: NDArray[np.float32],
-    best: Ranking,
-    barred: Labels,
-    true: TrueScores,
-    threshold: np.float32,
-    predicted: NDArray[Any],
-    above: NDArray[np.int64],
-) -> None:
-    """Do what `top_k` does; predicted[label] += rows in which it scores above the threshold; and for each row
+def take_positives(
+    scores: NDArray[np.float32], first_class: int, y_indptr: NDArray[np.int64], y_indices: NDArray[Any],
+    positives: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """positives[p] = the score of the true label y_indices[p], for those among the classes of scores (n x c)."""
+    n, c = scores.shape
+    for i in range(n):
+        for p in range(y_indptr[i], y_indptr[i + 1]):
+            if first_class <= y_indices[p] < first_class + c:
+                positives[p] = scores[i, y_indices[p] - first_class]
 
-    above[i] += 2 #{(z, s): z > s} + #{(z, s): z = s}, z the score of any class of the tile, s of any true label of the
-    row.
+
+@kernel
+def fold_counts(
+    scores: NDArray[np.float32], first_class: int, y_indptr: NDArray[np.int64], positives: NDArray[np.float32],
+    threshold: np.float32, predicted: NDArray[Any], above: NDArray[np.int64],
+) -> None:  # fmt: skip
+    """predicted[label] += rows whose score exceeds the threshold; above[i]: see `linear.kernels.evaluate`.
+
+    scores (n x c): of classes first_class, first_class + 1, ...; positives: of the true labels, ascending in each row.
     """
-    indptr, indices, data = x
-    first_class, n_classes, tile, by, groups, _, scores = classes
-    start, slots, weights, bias = tile
-    best_labels, best_scores = best
-    y_indptr, positives = true
-    for i in range(len(indptr) - 1):
-        score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
-        guide_row(scores, i, terms, groups)
-        calibrate_row(scores, by)
-        bar(i, first_class, n_classes, barred, scores)
-        insert_all(scores, first_class, n_classes, best_labels[i], best_scores[i])
-        row = scores[:n_classes]
-        counts = predicted[first_class : first_class + n_classes]
-        for c in range(n_classes):
-            counts[c] += np.int32(row[c] > threshold)
+    n, c = scores.shape
+    for i in range(n):
+        row = scores[i]
+        for k in range(c):
+            predicted[first_class + k] += np.int32(row[k] > threshold)
         for p in range(y_indptr[i], y_indptr[i + 1]):
             over, level = np.int32(0), np.int32(0)
-            for c in range(n_classes):
-                over += np.int32(row[c] > positives[p])
-                level += np.int32(row[c] >= positives[p])
+            for k in range(c):
+                over += np.int32(row[k] > positives[p])
+                level += np.int32(row[k] >= positives[p])
             if level == 0:  # nor does any reach the higher ones
                 break
             above[i] += over + level

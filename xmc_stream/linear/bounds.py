@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.denserows import MOST_FEATURES
-from xmc_stream.kernels.ranking import LEAD
-from xmc_stream.kernels.scores import LANES, NO_BOUNDS, Bounds, Tile
+from xmc_stream.kernels.ranking import LANES
+from xmc_stream.linear.kernels.denserows import MOST_FEATURES
+from xmc_stream.linear.kernels.scores import NO_BOUNDS, Bounds, Tile
+from xmc_stream.linear.kernels.topk import LEAD
 from xmc_stream.linear.tiles import TileRange, full_bytes, make_tile, tile_width
 
 _ROUNDED = 2e-3  # of what is bounded: a sum of MOST_FEATURES products is rounded by less

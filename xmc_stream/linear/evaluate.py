@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.kernels.metrics import TrueScores, count_above, score_positives, sort_rows
+from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.guide import Guide, terms_of
 from xmc_stream.linear.implied import ImpliedLabels, lift_implied
+from xmc_stream.linear.kernels.evaluate import TrueScores, count_above, score_positives
 from xmc_stream.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.metrics import auc_units, leave_out_labels

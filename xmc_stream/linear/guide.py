@@ -1,7 +1,7 @@
 """Groups of labels that a model asks beside its labels' own weights: how they lie on disk, and what they say of rows.
 
 The folder `guide` of a model has weights (D x groups, csc) and a bias for each group, as a unit has for its classes, and
-`groups`: of each clustering in turn, the group of each label. See `kernels.guide` for what becomes of their scores.
+`groups`: of each clustering in turn, the group of each label. See `linear.kernels.guide` for what becomes of their scores.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.guide import NO_GROUPS, group_terms, no_terms
-from xmc_stream.kernels.scores import Tile
+from xmc_stream.linear.kernels.guide import NO_GROUPS, group_terms, no_terms
+from xmc_stream.linear.kernels.scores import Tile
 from xmc_stream.linear.tiles import make_tile
 from xmc_stream.linear.weights import LinearWeights, new_unit
 from xmc_stream.models.cache import shared_cache
@@ -117,7 +117,7 @@ class Guide:
             yield tile
 
     def terms(self, x: Block, cache_bytes: int) -> NDArray[np.float32]:
-        """What the groups say of the rows of a block (rows, groups), see `kernels.guide`. cache_bytes: for all tiles."""
+        """What the groups say of the rows of a block (rows, groups), see `linear.kernels.guide`. cache_bytes: for all tiles."""
         with self._tile(cache_bytes) as tile:
             return self.terms_by(tile, x)
 

@@ -1,7 +1,7 @@
 """Labels that a model's labels imply: how they lie on disk, and what becomes of a row's best labels.
 
 The folder `implied` of a model is a matrix of ones (K x K, csr): row j has the labels that every training row of label j
-has. See `kernels.implied` for what they do to scores.
+has. See `linear.kernels.implied` for what they do to scores.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.implied import Implied, lift
 from xmc_stream.kernels.ranking import Ranking
+from xmc_stream.linear.kernels.implied import Implied, lift
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.models.model import Checker

@@ -100,7 +100,7 @@ class LinearModel(LinearWeights, Model):
 
     def warm_up(self, evaluate: bool = False) -> Job:
         """Predict, or evaluate, a few rows by a few weights."""
-        from xmc_stream.kernels.denserows import MOST_FEATURES
+        from xmc_stream.linear.kernels.denserows import MOST_FEATURES
         from xmc_stream.linear.warmup import LinearWarmUp
 
         fours = self.n_features <= MOST_FEATURES

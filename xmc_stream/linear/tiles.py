@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.kernels.narrow import narrow
-from xmc_stream.kernels.scores import DENSE_SHARE, LANES, Tile, fill, lay_out
+from xmc_stream.kernels.ranking import LANES
+from xmc_stream.linear.kernels.narrow import narrow
+from xmc_stream.linear.kernels.scores import DENSE_SHARE, Tile, fill, lay_out
 from xmc_stream.store.model import UNIT
 
 EIGHTH = UNIT // 8  # of a unit's classes

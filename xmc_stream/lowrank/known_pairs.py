@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.lowrank import add_transposed, are_true, multiply, pair_dots
+from xmc_stream.kernels.products import add_transposed, multiply
+from xmc_stream.lowrank.kernels.steps import are_true, pair_dots
 from xmc_stream.lowrank.solver import Array
 from xmc_stream.store.matrix import Block
 

@@ -34,7 +34,7 @@ from xmc_stream.factors.products import (
 )
 from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
-from xmc_stream.kernels.lowrank import add_transposed
+from xmc_stream.kernels.products import add_transposed
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT
 from xmc_stream.lowrank.losses import LABELS, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
 from xmc_stream.lowrank.normal import normal_bytes

@@ -28,7 +28,7 @@ from xmc_stream.factors.products import (
     times,
 )
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
+from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
 from xmc_stream.lowrank.solver import Array, Progress, solve_columns
 from xmc_stream.runtime.job import Ledger, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.products import ROW_BYTES, ROW_LINES, Array, Learned, blocks, csr
-from xmc_stream.kernels.lowrank import add_column_dots, add_lines, add_transposed, multiply
+from xmc_stream.kernels.products import add_lines, add_transposed, multiply
+from xmc_stream.lowrank.kernels.steps import add_column_dots
 from xmc_stream.lowrank.known_pairs import given
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.matrix import SparseMatrix, stream

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
+from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
 
 Array = NDArray[Any]
 

@@ -20,7 +20,7 @@ from xmc_stream.factors.factors import Factor, Panels, new_factors
 from xmc_stream.factors.heldrows import let_go
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import UNSEEN
-from xmc_stream.kernels.lowrank import fold_top_k
+from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import Unit, new_unit
 from xmc_stream.memoir.draws import Copies, Steps, held_out_of

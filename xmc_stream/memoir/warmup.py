@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.kernels.lowrank import fold_top_k
+from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.run import MEMOIRRun
 from xmc_stream.models.ranking import filter_pairs, no_predictions

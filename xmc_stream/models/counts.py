@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
-from xmc_stream.kernels.metrics import sort_rows
+from xmc_stream.kernels.metrics import fold_counts, sort_rows, take_positives
+from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.metrics import LabelMetrics, among, auc_units, average_auc, leave_out_labels
 from xmc_stream.models.decisions import Decision
 from xmc_stream.runtime.job import Receipt

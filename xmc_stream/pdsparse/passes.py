@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.kernels.calibration import UNSEEN
-from xmc_stream.kernels.dual import group_rows, pack, rank_rows, sum_losses
 from xmc_stream.kernels.order import GROUP
-from xmc_stream.kernels.tables import bytes_used, clear, enter, list_entries, norms, purge
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import Unit, new_unit
 from xmc_stream.metrics import among
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.decisions import HeldOut
+from xmc_stream.pdsparse.kernels.dual import group_rows, pack, rank_rows, sum_losses
+from xmc_stream.pdsparse.kernels.tables import bytes_used, clear, enter, list_entries, norms, purge
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.plan import ENTRIES, STRETCH, PassPlan
 from xmc_stream.pdsparse.rows import Data, Rows, Which

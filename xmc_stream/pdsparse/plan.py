@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xmc_stream.kernels.order import GROUP
-from xmc_stream.kernels.tables import most_bytes_of
 from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
+from xmc_stream.pdsparse.kernels.tables import most_bytes_of
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.solver import PLACES, strip_bits
 from xmc_stream.pdsparse.state import SEGMENT_BYTES

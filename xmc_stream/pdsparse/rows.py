@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.dual import HELD_OUT, held_out
+from xmc_stream.kernels.heldout import HELD_OUT, held_out
 from xmc_stream.kernels.order import GROUP, strip_slots
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.plan import STRETCH, PassPlan

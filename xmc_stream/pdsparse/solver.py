@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.domains import LABEL_NUMBERS, PASSES
-from xmc_stream.kernels.dual import row_keys, spread, sum_negatives
-from xmc_stream.kernels.frank_wolfe import ActiveLabels, Visit, VisitScratch, visit_rows
 from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.permutation import key_of, visiting_order
-from xmc_stream.kernels.tables import Tables, dense_tables, hash_tables
+from xmc_stream.pdsparse.kernels.dual import row_keys, spread, sum_negatives
+from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels, Visit, VisitScratch, visit_rows
+from xmc_stream.pdsparse.kernels.tables import Tables, dense_tables, hash_tables
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 
 _STEP_WORK = 16  # a look at v takes as long as so many weights of a search

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
 from xmc_stream.kernels.domains import LABEL_GROUPS
-from xmc_stream.kernels.lowrank import add_transposed, multiply
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
+from xmc_stream.kernels.products import add_transposed, multiply
 from xmc_stream.linear.guide import GUIDE, write_guide
 from xmc_stream.linear.kernels.dcd import new_scratch
 from xmc_stream.linear.tiles import TileSizes

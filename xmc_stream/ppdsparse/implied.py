@@ -1,8 +1,8 @@
 """Labels that come with others: of each label, those that all its training rows have.
 
 Where labels lie within each other (a topic's topic, a term's parent), a label's classifier may say less than that of a label
-inside it. What is implied is then lifted, see `kernels.implied`. Which labels imply which is found exactly: two passes over
-Y, or more where memory is short.
+inside it. What is implied is then lifted, see `linear.kernels.implied`. Which labels imply which is found exactly: two passes
+over Y, or more where memory is short.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.implied import first_others, intersect
 from xmc_stream.linear.implied import IMPLIED
 from xmc_stream.ppdsparse.groups import guide_weight
+from xmc_stream.ppdsparse.kernels.implied import first_others, intersect
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan

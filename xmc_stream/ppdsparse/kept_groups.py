@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.lowrank import multiply
+from xmc_stream.kernels.products import multiply
 from xmc_stream.linear.guide import GUIDE, Guide, GuideSizes, write_guide
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import LinearWeights, half_holds

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.denserows import in_fours
 from xmc_stream.linear.guide import GUIDE
 from xmc_stream.linear.implied import IMPLIED
+from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.units import cut_units
 from xmc_stream.linear.weights import finalise_key

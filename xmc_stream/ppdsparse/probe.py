@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
-from xmc_stream.kernels.denserows import in_fours
-from xmc_stream.kernels.scores import Tile
 from xmc_stream.kernels.vectors import LANES
 from xmc_stream.linear.kernels.dcd import new_scratch
+from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.kernels.penalty import ONCE
+from xmc_stream.linear.kernels.scores import Tile
 from xmc_stream.linear.tiles import make_tile, tile_bytes
 from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
 from xmc_stream.ppdsparse.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets

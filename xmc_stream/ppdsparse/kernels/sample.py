@@ -135,7 +135,7 @@ def keep_large(indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[n
 
 @kernel
 def count_work(entries: NDArray[np.int32], start: NDArray[np.int32], weights: NDArray[np.float32], width: int) -> int:
-    """Multiply-adds of entries[j] entries of each feature j with a tile's non-zero weights (see `kernels.scores`)."""
+    """Multiply-adds of entries[j] entries of each feature j with a tile's non-zero weights (see `linear.kernels.scores`)."""
     total = np.int64(0)
     for j in range(len(entries)):
         if entries[j]:

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.denserows import chunks, score_fours
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.popcount import popcount
-from xmc_stream.kernels.scores import FEW, LANES, Tile, met, score_all, score_few
+from xmc_stream.kernels.ranking import LANES
 from xmc_stream.kernels.vectors import above
+from xmc_stream.linear.kernels.denserows import chunks, score_fours
+from xmc_stream.linear.kernels.scores import FEW, Tile, met, score_all, score_few
 
 SPARE = 16  # places for more rows than are wanted, at least
 BINS = 256  # of the scores that were flushed, see begin_anew

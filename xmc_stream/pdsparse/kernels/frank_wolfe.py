@@ -2,7 +2,7 @@
 
     v_k = sum_i a_ik x_i,   w_k = soft(v_k, lam),   a_ik >= 0 on positives, <= 0 on negatives, both sums t in [0, C]
 
-v lies in `kernels.tables`; labels are numbers of a random permutation of them.
+v lies in `pdsparse.kernels.tables`; labels are numbers of a random permutation of them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.permutation import mix
 from xmc_stream.kernels.ranking import insert, insert_all
-from xmc_stream.kernels.simplex import project
-from xmc_stream.kernels.tables import (
+from xmc_stream.pdsparse.kernels.simplex import project
+from xmc_stream.pdsparse.kernels.tables import (
     WIDE,
     Tables,
     bytes_needed,

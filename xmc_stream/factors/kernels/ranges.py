@@ -3,7 +3,7 @@
 A factor is larger than the caches, and each entry of a row needs another line of it: most of the time goes into waiting for
 memory. Where the entries of many rows stand by ranges of features, lines are asked for in a part of memory at a time, which
 caches and the processor's tables of pages hold, and neighbouring rows find lines that are there. In a range entries stand row
-after row, and ranges ascend: every sum has the order, and the bits, that `kernels.lowrank` gives it.
+after row, and ranges ascend: every sum has the order, and the bits, that `kernels.products` gives it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.lines import CACHE_LINE
-from xmc_stream.kernels.lowrank import AHEAD
 from xmc_stream.kernels.prefetch import prefetch_near
+from xmc_stream.kernels.products import AHEAD
 
 
 class Ranges(NamedTuple):

@@ -2,7 +2,7 @@
 
 A tile holds the weights of its classes by feature: for feature j the entries [start[j], start[j + 1]) of `slots`
 (which class) and `weights`. Where the run is as long as the tile is wide, it is a dense row: one weight a class, zeros
-included. A row's scores (4 kB) stay in the first-level cache. Weights are float32, or of 16 bits (`kernels.narrow`).
+included. A row's scores (4 kB) stay in the first-level cache. Weights are float32, or of 16 bits (`linear.kernels.narrow`).
 
 Every score is bias + x_1 w_1 + x_2 w_2 + ... in float32, multiplied and added in the order of the row's features. A zero
 weight of a dense row adds nothing, so dense and sparse rows give the same bits.
@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.narrow import widen
 from xmc_stream.kernels.prefetch import prefetch
+from xmc_stream.linear.kernels.narrow import widen
 
-LANES = 32  # a tile's width is a multiple of it: classes whose scores are compared in one go
 DENSE_SHARE = 4  # a feature is stored dense when at least 1/4 of the tile's classes have it: see docs/architecture.md
 
 FEW = 4  # a row is scored for the classes that its features meet where they meet at most 1/4 of the tile, see `met`
@@ -64,7 +63,7 @@ class TileClasses(NamedTuple):
     """The classes first, first + 1, ... first + n - 1 of a tile, and what scoring them needs.
 
     by: what the scores are calibrated by, see `kernels.calibration`. groups (R, n): of each class, by clustering; (0, 0)
-    where no groups of labels are asked, see `kernels.guide`. bounds: on the scores, where the slots are in their order.
+    where no groups of labels are asked, see `linear.kernels.guide`. bounds: on the scores, where the slots are in their order.
     scores (width,): scratch.
     """
 

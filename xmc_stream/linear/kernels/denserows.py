@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.narrow import widen
-from xmc_stream.kernels.scores import Tile
+from xmc_stream.linear.kernels.narrow import widen
+from xmc_stream.linear.kernels.scores import Tile
 
 TOGETHER = 4  # rows, and features
 MOST_FEATURES = 1 << 14

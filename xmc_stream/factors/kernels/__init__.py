@@ -1,0 +1,1 @@
+"""Compiled loops of models of two factors."""

@@ -1,0 +1,1 @@
+"""Compiled loops of LEML and CPLST: conjugate gradients, pairs of factors."""
