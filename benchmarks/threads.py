@@ -25,7 +25,7 @@ import xmc_stream as xs
 from xmc_stream.methods import registry
 from xmc_stream.models import Execution
 from xmc_stream.runtime.warmup import a_few_rows
-from xmc_stream.training import train
+from xmc_stream.training.train import train
 
 LIMIT = "4GB"
 OPTIONS: dict[str, list[dict[str, Any]]] = {

@@ -17,13 +17,13 @@ from reference import calibration as twin
 from scipy.optimize import minimize
 
 import xmc_stream as xs
-from xmc_stream import calibrated_training
-from xmc_stream.calibration import calibrate_with
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.evaluation.calibrate import calibrate_with
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.models import Execution
 from xmc_stream.models.calibration import Calibration, Candidates, calibrate, fit
 from xmc_stream.runtime.plan import Cuts
+from xmc_stream.training import calibrated as calibrated_training
 
 LIMIT: dict[str, Any] = {"memory_limit": "2GB", "threads": 2}
 

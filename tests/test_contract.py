@@ -19,8 +19,8 @@ from xmc_stream.errors import InputError
 from xmc_stream.methods import registry
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 from xmc_stream.models import Execution
-from xmc_stream.planning import plan_training
-from xmc_stream.training import train
+from xmc_stream.training.plan import plan_training
+from xmc_stream.training.train import train
 
 ROOT = Path(__file__).resolve().parent.parent
 

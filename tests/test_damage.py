@@ -25,7 +25,7 @@ from xmc_stream.models import Execution
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import files_of_store
-from xmc_stream.training import train
+from xmc_stream.training.train import train
 
 TRIALS = 25
 LIMIT = "4GB"  # the process runs many tests

@@ -17,13 +17,14 @@ from sklearn.metrics import f1_score, hamming_loss
 from sklearn.utils import get_tags
 
 import xmc_stream as xs
-from xmc_stream import estimators, training
+from xmc_stream import estimators
 from xmc_stream.errors import JobError
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models.decisions import BEST_LABEL, Decision, HeldOut, learn
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.model import DECISION
+from xmc_stream.training import train as training
 
 K = 12
 LIMIT = "4GB"

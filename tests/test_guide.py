@@ -36,7 +36,7 @@ from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
-from xmc_stream.training import train as train_model
+from xmc_stream.training.train import train as train_model
 
 WEIGHT = 2.0
 

@@ -30,7 +30,7 @@ from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.predictions import Predictions
-from xmc_stream.training import train as train_model
+from xmc_stream.training.train import train as train_model
 
 NESTED = 0.1  # a margin
 C = 20.0

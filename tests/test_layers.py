@@ -67,7 +67,7 @@ def test_a_command_gives_BLAS_one_thread_unless_it_is_told_otherwise(
 
 def test_opening_a_model_loads_nothing_that_predicts() -> None:
     heavy = "evaluate", "forecast", "predict", "warm"
-    code = "import sys, xmc_stream.training, xmc_stream.ppdsparse.method, xmc_stream.linear.model;"
+    code = "import sys, xmc_stream.training.train, xmc_stream.ppdsparse.method, xmc_stream.linear.model;"
     code += f"print([n for n in {heavy} if f'xmc_stream.linear.{{n}}' in sys.modules])"
     assert run_python(code).strip() == "[]"
 

@@ -165,7 +165,7 @@ def test_factors_that_were_damaged_before_the_end_are_made_again_or_refused(
         raise JobError("no more")
 
     with monkeypatch.context() as broken:
-        broken.setattr("xmc_stream.training.finish_model", no_more)
+        broken.setattr("xmc_stream.training.train.finish_model", no_more)
         with pytest.raises(JobError, match="no more"):
             made.fit(some_rows, model=tmp_path / "m")
     flip(tmp_path / "m.partial" / "factors" / "H" / "c" / "0", 100)

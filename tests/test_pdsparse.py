@@ -39,7 +39,7 @@ from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
-from xmc_stream.training import RUN_FORMAT
+from xmc_stream.training.train import RUN_FORMAT
 
 
 @pytest.mark.parametrize("single", [False, True])

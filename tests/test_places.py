@@ -420,7 +420,7 @@ def test_replacing_makes_the_new_store_durable_before_its_name(place: Path, monk
 def test_temporary_folders_go_with_a_process_that_is_killed(place: Path) -> None:
     before = tree(place)
     command = [sys.executable, "-m", "xmc_stream", "calibrate", "m.model", "e.xmc"]
-    code = "import sys, time; sys.argv = sys.argv[1:]; from xmc_stream import calibration; "
+    code = "import sys, time; sys.argv = sys.argv[1:]; from xmc_stream.evaluation import calibrate as calibration; "
     code += "calibration.learn = lambda _: (print('there', flush=True), time.sleep(60)); "
     code += "from xmc_stream.cli import program; program()"
     with subprocess.Popen([sys.executable, "-c", code, *command[2:]], stdout=subprocess.PIPE) as run:

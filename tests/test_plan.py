@@ -19,7 +19,6 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.linear.tiles import TileRange
 from xmc_stream.linear.units import cut_units
 from xmc_stream.models import Execution
-from xmc_stream.planning import plan_line, plan_lines, plan_training
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, _spread
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import (
@@ -35,6 +34,7 @@ from xmc_stream.ppdsparse.shares import solve_plan
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.training.plan import plan_line, plan_lines, plan_training
 
 Cli = Callable[..., Any]
 

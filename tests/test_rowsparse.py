@@ -26,11 +26,11 @@ from xmc_stream.grouplasso.predict import plan_rows
 from xmc_stream.grouplasso.rows import Rows, new_rows
 from xmc_stream.models import Execution
 from xmc_stream.models.decisions import Decision
-from xmc_stream.planning import plan_prediction
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
+from xmc_stream.training.plan import plan_prediction
 
 N, D, K, SELECTED = 2500, 300, 70, 41
 LIMIT = "4GB"  # bounds the whole process of the tests
@@ -364,7 +364,7 @@ CHILD = """
 import json, sys
 import xmc_stream as xs
 from xmc_stream.system.memory import peak_resident
-from xmc_stream.planning import plan_prediction
+from xmc_stream.training.plan import plan_prediction
 path, data, out, limit, threads = sys.argv[1:]
 from xmc_stream.models import Execution
 model, data = xs.load_model(path), xs.open_dataset(data)

@@ -18,10 +18,10 @@ import scipy.sparse as sp
 from helpers.anndata_files import annotated
 
 import xmc_stream as xs
-from xmc_stream import calibrated_training
 from xmc_stream.cli import main
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.methods import registry
+from xmc_stream.training import calibrated as calibrated_training
 
 Words = tuple[str, ...]
 Commands = Callable[..., Any]

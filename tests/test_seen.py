@@ -244,7 +244,7 @@ class Noted(Progress):
 def test_every_method_says_how_far_it_is(solver: str, tmp_path: Path) -> None:
     from xmc_stream.methods.registry import parameters
     from xmc_stream.models import Execution
-    from xmc_stream.training import train
+    from xmc_stream.training.train import train
 
     X = sp.csr_matrix(np.repeat(np.eye(4, dtype=np.float32), 60, axis=0))
     data = xs.convert(X, tmp_path / "d.xmc", labels=X)

@@ -302,7 +302,9 @@ def test_a_compact_model_does_not_take_the_place_of_an_unfinished_training(
         raise KeyboardInterrupt
 
     out, work = tmp_path / "m", tmp_path / "m.partial"
-    monkeypatch.setattr("xmc_stream.training.write_label_counts", interrupted)  # of a training that is all but finished
+    monkeypatch.setattr(
+        "xmc_stream.training.train.write_label_counts", interrupted
+    )  # of a training that is all but finished
     with pytest.raises(KeyboardInterrupt):
         xs.PPDSparse(max_rounds=1, memory_limit=LIMIT).fit(small, model=out)
     before = inodes(work)

@@ -14,10 +14,10 @@ import xmc_stream as xs
 from xmc_stream.factors.heldrows import let_go
 from xmc_stream.methods import registry
 from xmc_stream.models import Execution
-from xmc_stream.planning import plan_training
 from xmc_stream.runtime.plan import jobs_worth
 from xmc_stream.store.predictions import Predictions
-from xmc_stream.training import train
+from xmc_stream.training.plan import plan_training
+from xmc_stream.training.train import train
 
 N, D, K = 6000, 400, 60  # several blocks of rows, of runs and of chunks of predictions
 LIMIT = "6GB"  # the plan of 16 threads; what is held is little

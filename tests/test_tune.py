@@ -241,7 +241,7 @@ def test_killed_at_any_point_it_goes_on(
 
 
 def test_finished_settings_are_not_trained_again(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xmc_stream import trials
+    from xmc_stream.training import trials
 
     trained: list[str] = []
 

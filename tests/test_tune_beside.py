@@ -18,7 +18,6 @@ from helpers.forked import forked_command
 from helpers.tools import load_tool
 
 import xmc_stream as xs
-from xmc_stream import trials
 from xmc_stream.errors import StoreError
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.passes import SegmentJob, _sessions, drop_session
@@ -27,6 +26,7 @@ from xmc_stream.pdsparse.rows import Data
 from xmc_stream.runtime.events import read_events
 from xmc_stream.system.memory import MemoryLimit, return_freed_memory
 from xmc_stream.system.progress import Progress
+from xmc_stream.training import trials
 
 GRID = {"lam": [0.01, 0.03, 0.1]}
 FIXED = {"C": 0.3, "max_passes": 2}

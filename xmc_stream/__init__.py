@@ -28,8 +28,6 @@ from xmc_stream.version import __version__
 
 if TYPE_CHECKING:
     from xmc_stream import errors as errors
-    from xmc_stream.calibration import calibrate as calibrate
-    from xmc_stream.calibration import uncalibrate as uncalibrate
     from xmc_stream.datasets.append import append as append
     from xmc_stream.datasets.copy import copy as copy
     from xmc_stream.datasets.export import export as export
@@ -42,14 +40,16 @@ if TYPE_CHECKING:
     from xmc_stream.estimators import GroupLasso as GroupLasso
     from xmc_stream.estimators import PDSparse as PDSparse
     from xmc_stream.estimators import PPDSparse as PPDSparse
-    from xmc_stream.evaluation import evaluate as evaluate
+    from xmc_stream.evaluation.calibrate import calibrate as calibrate
+    from xmc_stream.evaluation.calibrate import uncalibrate as uncalibrate
+    from xmc_stream.evaluation.evaluate import evaluate as evaluate
     from xmc_stream.mips.index import InnerProductIndex as InnerProductIndex
     from xmc_stream.models import Model as Model
     from xmc_stream.models import load_model as load_model
     from xmc_stream.models import predict as predict
     from xmc_stream.store.dataset import Dataset as Dataset
     from xmc_stream.store.dataset import open_dataset as open_dataset
-    from xmc_stream.tuning import tune as tune
+    from xmc_stream.training.tune import tune as tune
 
 _HOME = {
     "CPLST": "xmc_stream.estimators",
@@ -60,10 +60,10 @@ _HOME = {
     "PPDSparse": "xmc_stream.estimators",
     "Model": "xmc_stream.models",
     "append": "xmc_stream.datasets.append",
-    "calibrate": "xmc_stream.calibration",
-    "uncalibrate": "xmc_stream.calibration",
+    "calibrate": "xmc_stream.evaluation.calibrate",
+    "uncalibrate": "xmc_stream.evaluation.calibrate",
     "copy": "xmc_stream.datasets.copy",
-    "evaluate": "xmc_stream.evaluation",
+    "evaluate": "xmc_stream.evaluation.evaluate",
     "load_model": "xmc_stream.models",
     "predict": "xmc_stream.models",
     "InnerProductIndex": "xmc_stream.mips.index",
@@ -72,7 +72,7 @@ _HOME = {
     "export": "xmc_stream.datasets.export",
     "select_features": "xmc_stream.datasets.select",
     "split": "xmc_stream.datasets.split",
-    "tune": "xmc_stream.tuning",
+    "tune": "xmc_stream.training.tune",
     "verify": "xmc_stream.datasets.verify",
 }
 

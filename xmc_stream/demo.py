@@ -287,7 +287,7 @@ def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, An
     sources: folders of packages to read; none for the interpreter's own. Raises InputError where the folder holds
     something else or there is too little source, and XmcStreamError where a step fails.
     """
-    from xmc_stream.evaluation import evaluate
+    from xmc_stream.evaluation.evaluate import evaluate
     from xmc_stream.store.dataset import open_dataset
 
     def say(text: str = "", indent: str = "") -> None:

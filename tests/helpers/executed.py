@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.evaluation import evaluate_with
+from xmc_stream.evaluation.evaluate import evaluate_with
 from xmc_stream.models import Execution, Model
 from xmc_stream.models.prediction import predict_to, predict_topk
 from xmc_stream.store.dataset import Dataset

@@ -8,7 +8,7 @@ import xmc_stream.cli
 import xmc_stream.convert.tfidf.records
 import xmc_stream.datasets.verify
 import xmc_stream.runtime.engine
-import xmc_stream.training  # noqa: F401
+import xmc_stream.training.train  # noqa: F401
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 

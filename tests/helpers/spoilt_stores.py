@@ -297,8 +297,8 @@ def load() -> None:
     import xmc_stream.datasets.select
     import xmc_stream.datasets.split
     import xmc_stream.datasets.verify
-    import xmc_stream.evaluation
-    import xmc_stream.training  # noqa: F401
+    import xmc_stream.evaluation.evaluate
+    import xmc_stream.training.train  # noqa: F401
     from xmc_stream.factors.warmup import ScoreWarmUp
     from xmc_stream.grouplasso.predict_warmup import RowsWarmUp
     from xmc_stream.linear.warmup import LinearWarmUp

@@ -125,10 +125,10 @@ def train(
     """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again."""
     from xmc_stream.methods.registry import method_of
     from xmc_stream.models import Execution, load_model
-    from xmc_stream.planning import passes_in_words
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.nodes import understood
-    from xmc_stream.training import train as train_model
+    from xmc_stream.training.plan import passes_in_words
+    from xmc_stream.training.train import train as train_model
 
     parameters, given = _parameters(solver, settings, class_weight), _given(sample_weight, class_weight)
     dataset = open_dataset(data)
@@ -143,7 +143,7 @@ def train(
     if calibrate is None:
         _, report = train_model(dataset, path, parameters, seed, execution, overwrite, force, check, start, given=given)
     else:
-        from xmc_stream.calibrated_training import train_calibrated
+        from xmc_stream.training.calibrated import train_calibrated
 
         _, report = train_calibrated(dataset, path, parameters, seed, execution, calibrate, overwrite, force, check)
     report["model"] = str(model)
@@ -197,8 +197,8 @@ def calibrate(
     MODEL must not have been trained on DATA. If it was, give --scores-of a model of the same parameters that was
     trained without (`split`); `train --calibrate 0.1` does all of that.
     """
-    from xmc_stream.calibration import calibrate as calibrate_model
-    from xmc_stream.calibration import uncalibrate
+    from xmc_stream.evaluation.calibrate import calibrate as calibrate_model
+    from xmc_stream.evaluation.calibrate import uncalibrate
 
     if remove == (data is not None):
         raise InputError("give either the held-out rows to calibrate by, or --remove")
@@ -299,7 +299,7 @@ def evaluate(
     and out of the true labels. Of stored predictions those behind move up: predict more than are compared, or predict
     with --filter.
     """
-    from xmc_stream.evaluation import evaluate as evaluate_predictions
+    from xmc_stream.evaluation.evaluate import evaluate as evaluate_predictions
 
     pair: str | tuple[float, float] = propensity
     if "," in propensity:
@@ -345,7 +345,7 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...], worke
     with seen("plan", o["verbose"], o["quiet"]):
         report = _planned(command, o, workers)
         if report["fits"]:
-            from xmc_stream.planning import plan_lines
+            from xmc_stream.training.plan import plan_lines
 
             show(report, o["as_json"], plan_lines(report))
             return
@@ -358,10 +358,10 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...], worke
 
 def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, Any]:
     """What a command with these options would do."""
-    from xmc_stream import planning
     from xmc_stream.models import Execution, load_model
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.model import is_model
+    from xmc_stream.training import plan as planning
 
     if workers is not None and (command not in ("train", "predict", "evaluate") or o.get("scheduler")):
         raise InputError("--workers is for plans of train, predict and evaluate by a model, without --scheduler")
@@ -379,7 +379,7 @@ def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, 
         _refuse_together(o["calibrate"], given, start)
         return planning.plan_training(data, parameters, o["seed"], execution, start, workers, given, o["calibrate"])
     if command == "evaluate" and not is_model(o["predictions"]):
-        from xmc_stream.evaluation import plan_comparison
+        from xmc_stream.evaluation.evaluate import plan_comparison
 
         train_set = None if o["train_data"] is None else open_dataset(_sealed(o["train_data"]))
         return plan_comparison(o["predictions"], data, train_set, execution)

@@ -68,7 +68,7 @@ def tune(
     A run that was killed goes on when the same command is given again; what it needs for that lies in OUT.partial, or
     without OUT in DATA.tune.partial in the current folder.
     """
-    from xmc_stream.tuning import tune as tune_settings
+    from xmc_stream.training.tune import tune as tune_settings
 
     work = None if out is not None else Path(f"{data.absolute().name}.tune.partial")
     report = tune_settings(

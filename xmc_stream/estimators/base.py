@@ -11,7 +11,6 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_consistent_length, validate_data
 
 from xmc_stream.arguments import native_arguments, seed_of
-from xmc_stream.calibrated_training import train_calibrated
 from xmc_stream.convert import convert
 from xmc_stream.errors import InputError, renaming
 from xmc_stream.estimators.fitted import Fitted
@@ -20,12 +19,13 @@ from xmc_stream.estimators.targets import Indicator, Target, encoded
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, advising, load_model
-from xmc_stream.planning import plan_training
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.places import target_path
 from xmc_stream.system.folders import kept_folder, temporary_folder
-from xmc_stream.training import train
+from xmc_stream.training.calibrated import train_calibrated
+from xmc_stream.training.plan import plan_training
+from xmc_stream.training.train import train
 
 _EXECUTION = """normalize : {'auto', 'l2'} or None, default 'auto'
     Whether rows are divided by their l2 norm. 'auto': if they do not all have length one; a dataset on disk is left as

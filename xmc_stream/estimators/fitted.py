@@ -17,7 +17,7 @@ from xmc_stream.arguments import native
 from xmc_stream.errors import InputError
 from xmc_stream.estimators.rows import as_rows, is_on_disk, is_text, opened
 from xmc_stream.estimators.targets import Target
-from xmc_stream.evaluation import evaluate
+from xmc_stream.evaluation.evaluate import evaluate
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration

@@ -156,7 +156,7 @@ class Parameters:
 
     solver: the method's name, behind `--solver` and in models. label: its estimator's, for messages. title: one line of
     help. presets: names under which the method is offered with other defaults. grids: by the name of the method or preset,
-    values of some parameters that are worth trying where nobody says which (`tuning.tune`).
+    values of some parameters that are worth trying where nobody says which (`training.tune`).
     """
 
     solver: ClassVar[str]

@@ -21,13 +21,6 @@ from xmc_stream.metrics import among
 from xmc_stream.models import Execution, Model, load_model, memory_plan
 from xmc_stream.models.decisions import JUST_THE_BEST, LEAST_ROWS, HeldOut
 from xmc_stream.models.prediction import predict_to
-from xmc_stream.planning import (
-    TRUE_BYTES,
-    decides_by_another,
-    plan_line,
-    plan_training,
-    with_process,
-)
 from xmc_stream.runtime.check import check_jobs, check_state_jobs
 from xmc_stream.runtime.engine import UNKEPT, Engine, environment_of, wait_for_interrupted
 from xmc_stream.runtime.job import Loop, Notes, Phase
@@ -62,6 +55,13 @@ from xmc_stream.store.removal import wait_for_removals
 from xmc_stream.store.selection import SELECTED
 from xmc_stream.system.memory import available_threads, peak_resident
 from xmc_stream.system.progress import LOG, Progress, working
+from xmc_stream.training.plan import (
+    TRUE_BYTES,
+    decides_by_another,
+    plan_line,
+    plan_training,
+    with_process,
+)
 
 _DECIDED = 0.45  # of a training: where the one ends that says which labels to predict, if there is one
 _HELD_OUT = 0.2  # of the rows, that it does not see

@@ -15,11 +15,10 @@ from typing import Any
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, ResumeError
-from xmc_stream.evaluation import COMPARING, comparing_needs
+from xmc_stream.evaluation.evaluate import COMPARING, comparing_needs
 from xmc_stream.methods import registry
 from xmc_stream.methods.parameters import spelled
 from xmc_stream.models import Execution, load_model
-from xmc_stream.planning import least_of_trainings
 from xmc_stream.runtime.ledger import check_identity
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import writing
@@ -35,8 +34,9 @@ from xmc_stream.system.files import regular
 from xmc_stream.system.folders import temporary_folder
 from xmc_stream.system.memory import peak_resident
 from xmc_stream.system.progress import LOG, working
-from xmc_stream.training import train
-from xmc_stream.trials import Settings, Trials
+from xmc_stream.training.plan import least_of_trainings
+from xmc_stream.training.train import train
+from xmc_stream.training.trials import Settings, Trials
 
 RANKED = ("P", "nDCG", "R", "PSP", "PSnDCG")
 OF_LABELS = ("average_auc", "hamming_loss", "macro_F1", "macro_F1_present")

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.arguments import seed_of
-from xmc_stream.calibration import calibrate_with, refuse_few
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.evaluation.calibrate import calibrate_with, refuse_few
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model
-from xmc_stream.planning import plan_training
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import CALIBRATION, FRACTION
 from xmc_stream.store.places import LOCK, remove_held, remove_left, remove_work
 from xmc_stream.system.progress import working
-from xmc_stream.training import train
+from xmc_stream.training.plan import plan_training
+from xmc_stream.training.train import train
 
 _SPLIT, _HALF, _TRAINED = 0.03, 0.5, 0.97  # of the whole: where the split, the first and the second training end
 
@@ -41,7 +41,7 @@ def train_calibrated(
     A model that stands there is calibrated if it is not yet, and returned if this share was held out for it. In
     `path`.calibration lie, until it is done, the two parts of the rows and the other model; a run that was killed goes
     on from there. The report is that of `train`, of both trainings where they are seconds and peak_rss, and what
-    `calibrate` returns in `calibration`. Raises what these and `split` raise.
+    `calibrate` returns in `evaluation.calibrate`. Raises what these and `split` raise.
     """
     began = time.perf_counter()
     work = path.with_name(f"{path.name}.calibration")

@@ -12,7 +12,7 @@ from typing import Any
 
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.evaluation import evaluate_with
+from xmc_stream.evaluation.evaluate import evaluate_with
 from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Method, Step, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters, spelled
@@ -27,7 +27,7 @@ from xmc_stream.store.places import LEDGER, remove_work
 from xmc_stream.system.memory import available_threads
 from xmc_stream.system.progress import LOG, current
 from xmc_stream.system.stop import wanted_while
-from xmc_stream.training import train
+from xmc_stream.training.train import train
 
 _LEAST_ROWS = 100
 _SPLIT = 0.02  # of the whole, that splitting the rows takes

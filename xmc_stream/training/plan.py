@@ -155,8 +155,8 @@ class _Calibrated(Together):
 
 def _calibrating(dataset: Dataset, share: float) -> dict[str, Needs]:
     """What calibrating needs beside two trainings. What it predicts with one thread takes less than these."""
-    from xmc_stream.calibration import CALIBRATING, calibrating_needs  # `train` starts in less time without
     from xmc_stream.datasets.split import split_needs
+    from xmc_stream.evaluation.calibrate import CALIBRATING, calibrating_needs  # `train` starts in less time without
 
     rows = int(share * dataset.n_samples) + dataset.n_labels  # a row of each label more, at most
     return {
@@ -189,7 +189,7 @@ def plan_prediction(
         current().phase("looking at the data", (0.0, 0.0))
         forecaster = model.forecaster(dataset, k, filtered, evaluate, engine.once)
         if evaluate:
-            from xmc_stream.evaluation import evaluating  # as above
+            from xmc_stream.evaluation.evaluate import evaluating  # as above
 
             forecaster = evaluating(forecaster, k, dataset, train)
         elif out is not None:
