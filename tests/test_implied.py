@@ -21,11 +21,11 @@ import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.ranking import Ranking
-from xmc_stream.linear.implied import ImpliedLabels
+from xmc_stream.linear.implied import FEWEST, ImpliedJob, ImpliedLabels
 from xmc_stream.linear.kernels.implied import Implied, lift
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.models import Execution
-from xmc_stream.ppdsparse.implied import FEWEST, MARGIN, ImpliedJob, implied_margin
+from xmc_stream.ppdsparse.groups import MARGIN, implied_margin
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.matrix import SparseMatrix
@@ -138,7 +138,7 @@ def test_implied_labels_are_those_of_dense_matrices(
 def test_lists_that_memory_does_not_hold_are_made_in_turns(
     data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from xmc_stream.ppdsparse import implied as module
+    from xmc_stream.linear import implied as module
 
     plan, written = MemoryPlan(2**30, 64 * MIB, 1), []
     for name, entry_bytes in (("whole", module._ENTRY_BYTES), ("turns", plan.budget // 8)):

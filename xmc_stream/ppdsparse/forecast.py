@@ -16,13 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.vectors import LANES
+from xmc_stream.linear.implied import implied_needs, implied_read
 from xmc_stream.linear.tiles import EIGHTH, TileRange, tile_width, widest
 from xmc_stream.linear.units import cut_units
 from xmc_stream.linear.weights import LinearWeights, Unit
 from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.all_rows import all_rows_bytes
-from xmc_stream.ppdsparse.groups import group_needs, groups_read, groups_run_beside, groups_work, guide_weight
-from xmc_stream.ppdsparse.implied import implied_margin, implied_needs, implied_read
+from xmc_stream.ppdsparse.groups import (
+    group_needs,
+    groups_read,
+    groups_run_beside,
+    groups_work,
+    guide_weight,
+    implied_margin,
+)
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import (
     INTERVALS,

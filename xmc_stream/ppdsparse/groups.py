@@ -52,6 +52,7 @@ _PRUNED = 2  # times the least weight of a class: that of a group
 _SAMPLE_ENTRIES, _SAMPLE_PAIRS, _SAMPLE_ROWS = 3 << 20, 1 << 20, 1 << 18  # of X, of Y, and rows, at most
 _ROW_BYTES = 96  # of a row of the sample in a solve
 _LABEL_BYTES = 64 + CLUSTERINGS  # what a split holds, and groups
+MARGIN = 0.1  # of implied labels, where nothing else is asked for
 
 
 def guide_weight(parameters: PPDSparseParameters, dataset: Dataset) -> float:
@@ -59,6 +60,13 @@ def guide_weight(parameters: PPDSparseParameters, dataset: Dataset) -> float:
     if parameters.guide is not None:
         return parameters.guide
     return WEIGHT if has_many_labels(dataset) else 0.0
+
+
+def implied_margin(parameters: PPDSparseParameters, dataset: Dataset) -> float | None:
+    """Margin of implied labels; None where no label is lifted."""
+    if parameters.implied is not None:
+        return parameters.implied
+    return MARGIN if guide_weight(parameters, dataset) else None
 
 
 @last_answer_kept

@@ -19,8 +19,7 @@ from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.ppdsparse.all_rows import takes_all_rows
 from xmc_stream.ppdsparse.carry import last_solve
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
-from xmc_stream.ppdsparse.groups import guide_weight
-from xmc_stream.ppdsparse.implied import implied_margin
+from xmc_stream.ppdsparse.groups import guide_weight, implied_margin
 from xmc_stream.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.ppdsparse.path import path_of
 from xmc_stream.ppdsparse.plan import longest_of

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.linear.guide import GUIDE
-from xmc_stream.linear.implied import IMPLIED
+from xmc_stream.linear.implied import IMPLIED, ImpliedJob, implied_attributes
 from xmc_stream.linear.tiles import TileRange
 from xmc_stream.linear.units import tiles_of, units_of_run
 from xmc_stream.linear.weights import (
@@ -38,8 +38,8 @@ from xmc_stream.ppdsparse.groups import (
     guide_attributes,
     guide_weight,
     has_many_labels,
+    implied_margin,
 )
-from xmc_stream.ppdsparse.implied import ImpliedJob, implied_attributes, implied_margin
 from xmc_stream.ppdsparse.kept_groups import KeepGroupsJob, takes_groups
 from xmc_stream.ppdsparse.outline import Outline, part_of
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, LARGE_MODEL, NARROW, WORTH, PPDSparseParameters

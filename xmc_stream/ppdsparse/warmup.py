@@ -9,9 +9,9 @@ import numpy as np
 
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
+from xmc_stream.linear.implied import implied_of
 from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse.active_rows import rows_on_disk
-from xmc_stream.ppdsparse.implied import implied_of
 from xmc_stream.ppdsparse.large_classes import LargeClasses
 from xmc_stream.ppdsparse.parameters import EXACT, NARROW, PPDSparseParameters
 from xmc_stream.ppdsparse.plan import StreamRoom
