@@ -82,9 +82,9 @@ def problem(data: Path, tmp_path: Path) -> tuple[Ridges, Any, Any, Any]:
     return Ridges(learned, 0.3, (0, RANK), values, h, w, PARTS), X, Y, (H, W)
 
 
-def jobs_of(ridges: Ridges, folder: Path, cuts: Any = CUTS, cg: int = 200, kept: int = 0) -> list[RidgeJob]:
+def jobs_of(ridges: Ridges, folder: Path, col_ranges: Any = CUTS, cg: int = 200, kept: int = 0) -> list[RidgeJob]:
     ridges = replace(ridges, holding=Holding(str(folder), kept, kept))
-    sizes = LowRankPlan(cuts, (), (), False, ridges.parts, ())
+    sizes = LowRankPlan(col_ranges, (), (), False, ridges.parts, ())
     return sizes.ridges(ridges, "w/1", LEMLParameters(rank=RANK, cg=cg, cg_tol=1e-7), folder)
 
 
@@ -115,8 +115,8 @@ def test_the_sums_of_the_parts_are_the_product(problem: Any, tmp_path: Path, num
     total, passes = np.zeros(W.shape), 0.0
     for part in range(len(PARTS)):
         old, out = (Panels(str(tmp_path / f"{name}-{part}"), D + 1, CUTS) for name in ("old", "out"))
-        for cut in PRODUCTS:
-            mine = replace(ridges, cut=cut, values=ridges.values[slice(*cut)])
+        for cols in PRODUCTS:
+            mine = replace(ridges, cols=cols, values=ridges.values[slice(*cols)])
             passes += PartJob(mine, "w/1", number, part, source, old, out).run()["passes"]
         total += out.read(0, D + 1)
     assert passes == pytest.approx(1.0)
@@ -131,9 +131,9 @@ def test_both_ways_give_the_same_bits(problem: Any, tmp_path: Path, cg: int, fro
     ridges = problem[0]
     if from_zero:
         ridges = replace(ridges, before=None)
-    by_columns = w_of(ridges, tmp_path / "columns", (), cuts=((0, RANK),), cg=cg)
+    by_columns = w_of(ridges, tmp_path / "columns", (), col_ranges=((0, RANK),), cg=cg)
     for name, products, how in (
-        ("rows", PRODUCTS, {}), ("wide", ((0, RANK),), {"cuts": ((0, 4), (4, RANK))}), ("memory", (), {"kept": 2**30}),
+        ("rows", PRODUCTS, {}), ("wide", ((0, RANK),), {"col_ranges": ((0, 4), (4, RANK))}), ("memory", (), {"kept": 2**30}),
     ):  # fmt: skip
         w = w_of(ridges, tmp_path / name, products, cg=cg, **how)
         np.testing.assert_array_equal(w.view(np.int32), by_columns.view(np.int32), err_msg=name)
@@ -217,8 +217,8 @@ def test_a_run_by_rows_gives_the_model_of_one_by_columns_whatever_ends_it(
         return replace(sizes, parts=PARTS, products=(), held=(0, 0))
 
     def by_rows(sizes: LowRankPlan) -> LowRankPlan:
-        rank = sizes.cuts[-1][1]
-        return replace(sizes, cuts=((0, 4), (4, rank)), parts=PARTS, products=((0, rank),))
+        rank = sizes.col_ranges[-1][1]
+        return replace(sizes, col_ranges=((0, 4), (4, rank)), parts=PARTS, products=((0, rank),))
 
     whole = digest(data, tmp_path / "columns", method, by_columns, [])
     assert digest(data, tmp_path / "rows", method, by_rows, []) == whole
@@ -258,7 +258,7 @@ def test_a_limit_that_holds_no_whole_factor_leaves_the_columns(tmp_path: Path, m
     assert by_rows > by_columns + 40 * MIB
     for budget, products in ((by_rows, ((0, 50),)), (by_rows - 1, ()), (by_columns, ())):
         sizes = plan_lowrank(MemoryPlan(2**40, budget, 2), dataset, p)
-        assert (sizes.cuts, sizes.products) == (((0, 50),), products)
+        assert (sizes.col_ranges, sizes.products) == (((0, 50),), products)
 
 
 @pytest.fixture

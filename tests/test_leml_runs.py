@@ -85,7 +85,7 @@ def test_the_model_is_the_same_for_any_cut_and_any_interruption(
     def apart(sizes: LowRankPlan) -> LowRankPlan:
         rows = tuple((a, min(a + 1024, 5000)) for a in range(0, 5000, 1024))
         labels = sizes.labels if p.observed == "full" else ((0, 11), (11, 200), (200, 300))
-        return replace(sizes, small=False, cuts=((0, 2), (2, 3), (3, 7)), rows=rows, labels=labels, held=(0, 0))
+        return replace(sizes, small=False, col_ranges=((0, 2), (2, 3), (3, 7)), rows=rows, labels=labels, held=(0, 0))
 
     monkeypatch.setattr("xmc_stream.factors.products.ROW_BYTES", 20_000)
     assert digest(several_blocks, tmp_path / "apart", p, [2], apart) == whole
@@ -204,13 +204,13 @@ def test_a_limit_that_cannot_work_is_refused(several_blocks: Path, tmp_path: Pat
     with pytest.raises(MemoryLimitError, match="LEML of rank 50 on 2 threads needs"):
         plan_lowrank(MemoryPlan(2**24, 2**24, 2), dataset, p)
     for threads, processes in ((1, 1), (2, 1), (16, 1), (1, 4)):  # two jobs of 25 take longer than one of 50
-        assert plan_lowrank(MemoryPlan(2**40, 2**32, threads, processes), dataset, p).cuts == ((0, 50),)
+        assert plan_lowrank(MemoryPlan(2**40, 2**32, threads, processes), dataset, p).col_ranges == ((0, 50),)
     wide = LEMLParameters(rank=100)
     for threads in (2, 16):
-        assert plan_lowrank(MemoryPlan(2**40, 2**32, threads), dataset, wide).cuts == ((0, 64), (64, 100))
+        assert plan_lowrank(MemoryPlan(2**40, 2**32, threads), dataset, wide).col_ranges == ((0, 64), (64, 100))
     need = sum(lowrank_needs(MemoryPlan(2**40, 0, 2), dataset, wide, 64).values())
     sizes = plan_lowrank(MemoryPlan(2**40, need, 2), dataset, wide)
-    assert sizes.cuts == ((0, 100),)  # not all of X may stay in memory: each job would read the rest
+    assert sizes.col_ranges == ((0, 100),)  # not all of X may stay in memory: each job would read the rest
 
 
 def test_a_limit_that_holds_few_columns_makes_many_jobs(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_a_limit_that_holds_few_columns_makes_many_jobs(tmp_path: Path) -> None:
         for columns in (16, 4, 1):
             budget = sum(lowrank_needs(MemoryPlan(2**40, 0, 2), dataset, p, columns).values())
             sizes = plan_lowrank(MemoryPlan(2**40, budget, 2), dataset, p)
-            assert sizes.cuts[0][1] <= columns
-            assert sizes.cuts[-1][1] == 100
+            assert sizes.col_ranges[0][1] <= columns
+            assert sizes.col_ranges[-1][1] == 100
             assert sum(lowrank_needs(MemoryPlan(2**40, budget, 2), dataset, p, *sizes.widest).values()) <= budget
         with pytest.raises(MemoryLimitError, match="LEML of rank 100 on 2 threads needs"):
             plan_lowrank(MemoryPlan(2**40, budget - 1, 2), dataset, p)

@@ -22,7 +22,7 @@ from xmc_stream.ppdsparse import solver
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import SolvePlan
 from xmc_stream.ppdsparse.run import PPDSparseRun
-from xmc_stream.ppdsparse.shares import JoinJob, Share, cut_shares, solve_plan, whole_units
+from xmc_stream.ppdsparse.shares import JoinSharesJob, Share, cut_shares, solve_plan, whole_units
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import Cuts, MemoryPlan
@@ -131,7 +131,7 @@ def test_states_of_shares_that_a_session_left_go(
     def ends(*_: Any) -> Any:
         raise MemoryLimitError("ends here")
 
-    for shares, of, what in ((4, JoinJob, "run"), (1, PPDSparseRun, "_drop_before")):
+    for shares, of, what in ((4, JoinSharesJob, "run"), (1, PPDSparseRun, "_drop_before")):
         with monkeypatch.context() as patch:
             goes_on = getattr(of, what)
             patch.setattr(of, what, lambda *of: (ends if 1 in (of[-1], getattr(of[0], "round", 0)) else goes_on)(*of))  # noqa: B023
@@ -145,9 +145,9 @@ def test_a_run_that_ends_between_shares_and_joins_goes_on_with_other_shares(
     data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fitted(data, tmp_path / "whole", 1)
-    model, joined = tmp_path / "m", JoinJob.run
+    model, joined = tmp_path / "m", JoinSharesJob.run
 
-    def broken(job: JoinJob) -> Any:
+    def broken(job: JoinSharesJob) -> Any:
         if job.round == 1:
             raise MemoryLimitError("no room to join")
         return joined(job)
@@ -155,10 +155,10 @@ def test_a_run_that_ends_between_shares_and_joins_goes_on_with_other_shares(
     def of_round(where: Path) -> list[str]:
         return [key for key in read_ledger(where / "ledger.jsonl")[0] if key.startswith("solve/1/0.")]
 
-    monkeypatch.setattr(JoinJob, "run", broken)
+    monkeypatch.setattr(JoinSharesJob, "run", broken)
     with pytest.raises(MemoryLimitError, match="no room to join"):
         fitted(data, model, 5)
-    monkeypatch.setattr(JoinJob, "run", joined)
+    monkeypatch.setattr(JoinSharesJob, "run", joined)
     done = of_round(tmp_path / "m.partial")
     assert len(done) >= 4
     for after in (5, 3, 1):  # the same shares, others, none
@@ -174,7 +174,7 @@ def test_damaged_states_of_units_and_shares_are_made_again(
     data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     whole, model = fitted(data, tmp_path / "whole", 1), tmp_path / "m"
-    goes_on = {"unit": PPDSparseRun._drop_before, "share": JoinJob.run}
+    goes_on = {"unit": PPDSparseRun._drop_before, "share": JoinSharesJob.run}
 
     def ends(of: Any, round_: int = -1) -> Any:
         """In round 1, before what it was made from is removed, and before its shares are joined."""
@@ -183,7 +183,9 @@ def test_damaged_states_of_units_and_shares_are_made_again(
         return goes_on["share"](of) if what == "share" else goes_on["unit"](of, round_)
 
     with monkeypatch.context() as patch:
-        patch.setattr(JoinJob if what == "share" else PPDSparseRun, "run" if what == "share" else "_drop_before", ends)
+        patch.setattr(
+            JoinSharesJob if what == "share" else PPDSparseRun, "run" if what == "share" else "_drop_before", ends
+        )
         with pytest.raises(MemoryLimitError, match="ends here"):
             fitted(data, model, 2)
     states = sorted((tmp_path / "m.partial" / "state" / "solve-1").iterdir())

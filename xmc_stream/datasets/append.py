@@ -16,7 +16,7 @@ from xmc_stream.datasets.append_jobs import (
     BLOCK_BYTES,
     CountsJob,
     EndsJob,
-    JoinJob,
+    JoinArraysJob,
     LabelsJob,
     MatchJob,
     NamesJob,
@@ -311,9 +311,11 @@ class _Sets:
             return tuple(str(path / place) for path in paths)
 
         jobs: list[Job] = [
-            JoinJob(str(store), "X/rows/data", "float32", of("X/rows/data")),
-            JoinJob(str(store), "X/rows/indices", index_dtype(self.sets[0].n_features).name, of("X/rows/indices")),
-            JoinJob(str(store), "statistics/row_norms", "float32", of("statistics/row_norms")),
+            JoinArraysJob(str(store), "X/rows/data", "float32", of("X/rows/data")),
+            JoinArraysJob(
+                str(store), "X/rows/indices", index_dtype(self.sets[0].n_features).name, of("X/rows/indices")
+            ),
+            JoinArraysJob(str(store), "statistics/row_norms", "float32", of("statistics/row_norms")),
             *(EndsJob(str(store), side, of(f"{side}/rows")) for side in ("X", "Y")),
             LabelsJob(str(store), of(""), match, n_labels),
             CountsJob(str(store), of(""), match, n_labels),

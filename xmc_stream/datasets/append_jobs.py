@@ -128,7 +128,7 @@ def _renumbered(blocks: Iterator[Block], ids: NDArray[np.int64] | None) -> Itera
 
 
 @dataclass(frozen=True)
-class JoinJob:
+class JoinArraysJob:
     """The array `name` in `store`: these arrays, one behind the other, as they are."""
 
     store: str

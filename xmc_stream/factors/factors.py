@@ -30,7 +30,7 @@ CHUNK_BYTES = 4 * 2**20  # of a factor
 LINES = 4096  # read at a time where a range of columns is taken
 _ITEM = 4
 
-Cut = tuple[int, int]  # columns [first, last)
+ColumnRange = tuple[int, int]  # columns [first, last)
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Factor:
             raise StoreError(f"{self.path} has values that are not finite: its training diverged, or it is damaged")
         return values.reshape(last - first, self.columns)
 
-    def take(self, cut: Cut) -> NDArray[np.float32]:
+    def take(self, cols: ColumnRange) -> NDArray[np.float32]:
         """Columns [first, last) of all lines, see `_take`."""
-        return _take(self, cut)
+        return _take(self, cols)
 
     def verify(self) -> int:
         """Compare all chunks with their checksums; returns bytes. Raises StoreError naming a damaged one."""
@@ -81,29 +81,29 @@ def new_factors(path: Path, names: Mapping[str, int]) -> Iterator[dict[str, Arra
 
 @dataclass(frozen=True)
 class Panels:
-    """Lines x columns, float32, in plain files of one range of columns each. cuts: these ranges, in order."""
+    """Lines x columns, float32, in plain files of one range of columns each. col_ranges: these ranges, in order."""
 
     folder: str
     n: int
-    cuts: tuple[Cut, ...]
+    col_ranges: tuple[ColumnRange, ...]
 
     @property
     def columns(self) -> int:
         """In all."""
-        return self.cuts[-1][1]
+        return self.col_ranges[-1][1]
 
-    def _file(self, cut: Cut) -> str:
-        return f"{self.folder}/{cut[0]}-{cut[1]}"  # not a Path: it is made for every few lines
+    def _file(self, cols: ColumnRange) -> str:
+        return f"{self.folder}/{cols[0]}-{cols[1]}"  # not a Path: it is made for every few lines
 
-    def write(self, cut: Cut, first: int, lines: NDArray[np.float32]) -> None:
+    def write(self, cols: ColumnRange, first: int, lines: NDArray[np.float32]) -> None:
         """Lines from `first` on, of one of the ranges of columns."""
         stop_if_unwanted()
         how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         try:
-            fd = os.open(self._file(cut), how)
+            fd = os.open(self._file(cols), how)
         except FileNotFoundError:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
-            fd = os.open(self._file(cut), how)
+            fd = os.open(self._file(cols), how)
         try:
             view, at = (
                 np.ascontiguousarray(lines, np.float32).reshape(-1).view(np.uint8).data,
@@ -115,27 +115,27 @@ class Panels:
         finally:
             os.close(fd)
 
-    def move(self, cut: Cut, to: Panels) -> None:
+    def move(self, cols: ColumnRange, to: Panels) -> None:
         """Give one of the ranges of columns to other panels."""
         Path(to.folder).mkdir(parents=True, exist_ok=True)
-        os.replace(self._file(cut), to._file(cut))
+        os.replace(self._file(cols), to._file(cols))
 
-    def forget(self, within: Cut) -> None:
+    def forget(self, within: ColumnRange) -> None:
         """Remove the ranges of columns that lie within one, as far as they are there."""
-        for cut in self.cuts:
-            if within[0] <= cut[0] and cut[1] <= within[1]:
-                Path(self._file(cut)).unlink(missing_ok=True)
+        for cols in self.col_ranges:
+            if within[0] <= cols[0] and cols[1] <= within[1]:
+                Path(self._file(cols)).unlink(missing_ok=True)
 
-    def _fill(self, cut: Cut, first: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _fill(self, cols: ColumnRange, first: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """Lines of one range of columns, from `first` on, into an array of its own."""
         stop_if_unwanted()
-        fd = os.open(self._file(cut), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(self._file(cols), os.O_RDONLY | os.O_CLOEXEC)
         try:
             view, at = out.reshape(-1).view(np.uint8).data, first * out.shape[1] * _ITEM
             while view.nbytes:
                 got = os.preadv(fd, [view], at)
                 if not got:
-                    raise StoreError(f"{self._file(cut)} ends early: run the same command again, it goes on")
+                    raise StoreError(f"{self._file(cols)} ends early: run the same command again, it goes on")
                 view, at = view[got:], at + got
         finally:
             os.close(fd)
@@ -143,27 +143,29 @@ class Panels:
 
     def read(self, first: int, last: int) -> NDArray[np.float32]:
         """Lines [first, last) of all columns."""
-        parts = [self._fill(cut, first, np.empty((last - first, cut[1] - cut[0]), np.float32)) for cut in self.cuts]
+        parts = [
+            self._fill(cols, first, np.empty((last - first, cols[1] - cols[0]), np.float32)) for cols in self.col_ranges
+        ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def gather(self, lines: NDArray[np.int64]) -> NDArray[np.float32]:
         """Some lines, ascending, of all columns."""
         out = np.empty((len(lines), self.columns), np.float32)
-        for cut in self.cuts:
-            part = np.empty((len(lines), cut[1] - cut[0]), np.float32)
+        for cols in self.col_ranges:
+            part = np.empty((len(lines), cols[1] - cols[0]), np.float32)
             staging = np.empty(max(WINDOW, _ITEM * part.shape[1]), np.uint8)
-            fd = os.open(self._file(cut), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._file(cols), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                read_lines(fd, Path(self._file(cut)), lines, staging, part)
+                read_lines(fd, Path(self._file(cols)), lines, staging, part)
             finally:
                 os.close(fd)
-            out[:, cut[0] : cut[1]] = part
+            out[:, cols[0] : cols[1]] = part
         return out
 
-    def take(self, cut: Cut) -> NDArray[np.float32]:
+    def take(self, cols: ColumnRange) -> NDArray[np.float32]:
         """Columns [first, last) of all lines, see `_take`."""
         # a range of columns that is in one file is that file's
-        return _take(Panels(self.folder, self.n, (cut,)) if cut in self.cuts else self, cut)
+        return _take(Panels(self.folder, self.n, (cols,)) if cols in self.col_ranges else self, cols)
 
 
 @dataclass(frozen=True)
@@ -186,22 +188,22 @@ class SideBySide:
         """Lines [first, last) of all columns."""
         return np.concatenate([part.read(first, last) for part in self.parts], axis=1)
 
-    def take(self, cut: Cut) -> NDArray[np.float32]:
+    def take(self, cols: ColumnRange) -> NDArray[np.float32]:
         """Columns [first, last) of all lines, see `_take`."""
-        return _take(self, cut)
+        return _take(self, cols)
 
 
 Dense = Factor | Panels | SideBySide
 
 
-def _take(source: Dense, cut: Cut) -> NDArray[np.float32]:
+def _take(source: Dense, cols: ColumnRange) -> NDArray[np.float32]:
     """Columns [first, last) of all lines, and columns of zeros after them up to `lanes`."""
-    width = cut[1] - cut[0]
+    width = cols[1] - cols[0]
     out = aligned_zeros((source.n, lanes(width)))
     for first in range(0, source.n, LINES):
         last = min(first + LINES, source.n)
         lines = source.read(first, last)
-        out[first:last, :width] = lines if lines.shape[1] == width else lines[:, cut[0] : cut[1]]
+        out[first:last, :width] = lines if lines.shape[1] == width else lines[:, cols[0] : cols[1]]
     return out
 
 

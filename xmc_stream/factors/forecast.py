@@ -28,9 +28,9 @@ class ScoreForecaster(RankingForecaster):
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """From the numbers of multiply-adds."""
         model, n, sizes = self.model, self.dataset.n_samples, self.sizes(plan)
-        width = max(last - first for first, last in sizes.cuts)
+        width = max(last - first for first, last in sizes.col_ranges)
         nnz = self.dataset.X_rows().nnz
-        n_bytes = len(sizes.cuts) * nnz * 8
+        n_bytes = len(sizes.col_ranges) * nnz * 8
         work = (nnz + (1 + self.evaluate) * n * model.n_labels) * model.rank
         return {
             "passes": 1,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import LINES, Cut, Factor, LowRankFactors, Panels
+from xmc_stream.factors.factors import LINES, ColumnRange, Factor, LowRankFactors, Panels
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, tiles
 from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.blocks import Labels
@@ -35,9 +35,9 @@ _PROJECTED = 0.3  # of a prediction, that projecting the samples takes
 
 @dataclass(frozen=True)
 class ScorePlan(CutIntoJobs):
-    """cuts: ranges of columns of W, and rows of X, a job each pair of them; rows_per_job: whole chunks of the predictions."""
+    """col_ranges: columns of W, and rows of X, a job each pair of them; rows_per_job: whole chunks of the predictions."""
 
-    cuts: tuple[Cut, ...]
+    col_ranges: tuple[ColumnRange, ...]
     rows: tuple[tuple[int, int], ...]
     rows_per_job: int
 
@@ -206,12 +206,14 @@ class ScoreRun(RankingRun):
         n, model = self.dataset.n_samples, self.model
         sizes = plan_scores(self.plan, model, self.dataset, self.k, self.of_labels)
         scratch = self.out.with_name(self.out.name + ".scores")
-        scores = Panels(str(scratch), n, sizes.cuts)
+        scores = Panels(str(scratch), n, sizes.col_ranges)
         try:
             learned = Learned(str(self.dataset.path), 0, 0.0, model.bias_row)
             w = model.factor("W")
             projections = [
-                ProjectJob(learned, "project", cut, w, scores, (rows,)) for cut in sizes.cuts for rows in sizes.rows
+                ProjectJob(learned, "project", cols, w, scores, (rows,))
+                for cols in sizes.col_ranges
+                for rows in sizes.rows
             ]
             projected = yield Phase("project", projections, "projecting the samples", (0.0, _PROJECTED))
             about = str(model.path), str(self.dataset.path)

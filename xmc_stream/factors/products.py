@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import Cut, Dense, Panels
+from xmc_stream.factors.factors import ColumnRange, Dense, Panels
 from xmc_stream.factors.kernels.ranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.heldout import HELD_OUT, held_out
@@ -167,7 +167,7 @@ class Learned:
         return out
 
 
-def column_ranges(rank: int, width: int) -> tuple[Cut, ...]:
+def column_ranges(rank: int, width: int) -> tuple[ColumnRange, ...]:
     """Ranges of so many columns, a job each."""
     return tuple((first, min(first + width, rank)) for first in range(0, rank, width))
 

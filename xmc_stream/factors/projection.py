@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xmc_stream.factors.factors import Cut, Dense, Panels
+from xmc_stream.factors.factors import ColumnRange, Dense, Panels
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding, Pair, held_or_read
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned, blocks, csr
 from xmc_stream.kernels.lines import aligned_zeros
@@ -36,7 +36,7 @@ class ProjectJob:
 
     learned: Learned
     name: str
-    cut: Cut
+    cols: ColumnRange
     source: Dense
     out: Panels
     parts: Parts
@@ -46,17 +46,17 @@ class ProjectJob:
     @property
     def key(self) -> str:
         """What for, columns and the first row."""
-        return f"{self.name}/{self.cut[0]}-{self.cut[1]}/{self.parts[0][0]}"
+        return f"{self.name}/{self.cols[0]}-{self.cols[1]}/{self.parts[0][0]}"
 
     def run(self) -> Receipt:
         """Write; the receipt counts the positives of rows that are learned from."""
         dataset = self.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows() if self.sums else None
-        w, width, positives = self.source.take(self.cut), self.cut[1] - self.cut[0], 0
+        w, width, positives = self.source.take(self.cols), self.cols[1] - self.cols[0], 0
         total = aligned_zeros((dataset.n_labels if self.sums else 0, w.shape[1]))
         for x, labels in row_blocks(X, Y, self.parts, self.holding):
             scores = self.learned.times(x, w)
-            self.out.write(self.cut, x.start, scores[:, :width])
+            self.out.write(self.cols, x.start, scores[:, :width])
             if Y is None:
                 continue
             held_out = self.learned.kept_out(x.start, x.n)
@@ -69,6 +69,6 @@ class ProjectJob:
                 positives += int((lengths if held_out is None else lengths[~held_out[low : low + y.n]]).sum())
         if self.sums is not None:
             for first in range(0, len(total), BLOCK):
-                self.sums.write(self.cut, first, total[first : first + BLOCK, :width])
+                self.sums.write(self.cols, first, total[first : first + BLOCK, :width])
         share = width / self.out.columns * sum(last - first for first, last in self.parts) / max(self.out.n, 1)
         return {"positives": positives, "passes": share, "bytes_read": X.bytes_read + (Y.bytes_read if Y else 0)}

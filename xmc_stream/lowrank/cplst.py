@@ -136,11 +136,12 @@ class CPLSTRun:
         phase = Phase(f"{name}, W", (), f"solving for W, {words}", (ends[0], ends[1]), unit="iteration", number=number)
         w = yield from (self._solved if self._inner.direct else self._descended)(number, values, phase)
         scores, sums = (
-            Panels(str(scratch / kind), n, self._sizes.cuts) for kind, n in (("a", d.n_samples), ("sums", d.n_labels))
+            Panels(str(scratch / kind), n, self._sizes.col_ranges)
+            for kind, n in (("a", d.n_samples), ("sums", d.n_labels))
         )
         jobs = [
-            ProjectJob(learned, f"a/{number}", cut, w, scores, self._sizes.parts, self._holding, sums)
-            for cut in self._sizes.cuts
+            ProjectJob(learned, f"a/{number}", cols, w, scores, self._sizes.parts, self._holding, sums)
+            for cols in self._sizes.col_ranges
         ]
         words = f"solving for H, {words}"
         projected = yield Phase(f"{name}, A", jobs, words, (ends[1], ends[2]), kept=False)
@@ -154,15 +155,17 @@ class CPLSTRun:
 
     def _solved(self, number: int, values: tuple[float, ...], phase: Phase) -> Generator[Phase, list[Receipt], Dense]:
         """W by the normal equations."""
-        learned, scratch, cuts = self._learned, self._scratch, self._sizes.cuts
+        learned, scratch, col_ranges = self._learned, self._scratch, self._sizes.col_ranges
         n_inputs, h, name = learned.n_inputs(), self._factor(number - 1, "H"), f"w/{number}"
-        rights = [NormalJob(learned, f"right/{number}", cut, h, str(scratch / f"right-{cut[0]}.npy")) for cut in cuts]
+        rights = [
+            NormalJob(learned, f"right/{number}", cols, h, str(scratch / f"right-{cols[0]}.npy")) for cols in col_ranges
+        ]
         if self.ledger.get(name) is None:
             if not self._grams:
-                columns = min(COLUMNS, max(last - first for first, last in cuts))
+                columns = min(COLUMNS, max(last - first for first, last in col_ranges))
                 ranges = even_ranges(n_inputs, -(-n_inputs // columns))
                 jobs = [
-                    NormalJob(learned, "normal", cut, None, str(scratch / f"normal-{cut[0]}.npy")) for cut in ranges
+                    NormalJob(learned, "normal", cols, None, str(scratch / f"normal-{cols[0]}.npy")) for cols in ranges
                 ]
                 yield Phase("X^T X", jobs, "multiplying the features with each other", phase.span, kept=False)
                 self._grams = tuple(job.out for job in jobs)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.factors.factors import FACTORS, Cut, Factor, Panels, SideBySide
+from xmc_stream.factors.factors import FACTORS, ColumnRange, Factor, Panels, SideBySide
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import (
     BLOCK,
@@ -36,7 +36,7 @@ from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
 from xmc_stream.kernels.products import add_transposed
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT
-from xmc_stream.lowrank.losses import LABELS, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
+from xmc_stream.lowrank.losses import LABELS, VECTORS, AlternationJob, LabelsJob, StoreWJob, WStep, WStepJob
 from xmc_stream.lowrank.normal import normal_bytes
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts, solve_ridges
@@ -61,18 +61,18 @@ _SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes
 
 @dataclass(frozen=True)
 class LowRankPlan:
-    """cuts: ranges of columns, a job each; rows, labels: of a job over pairs; small: whether a W step is one job. parts: of the
+    """col_ranges: of columns, a job each; rows, labels: of a job over pairs; small: whether a W step is one job. parts: of the
 
     rows, which sums over all pairs are taken in; products: see `solve_ridges`; row_bytes: of X in a row block of a W step;
     held: bytes of a part, and of a process, see `Holding`.
     """
 
-    cuts: tuple[Cut, ...]
+    col_ranges: tuple[ColumnRange, ...]
     rows: tuple[Rows, ...]
     labels: tuple[tuple[int, int], ...]
     small: bool
     parts: tuple[Rows, ...]
-    products: tuple[Cut, ...]
+    products: tuple[ColumnRange, ...]
     row_bytes: int = ROW_BYTES
     held: tuple[int, int] = (0, 0)
 
@@ -80,20 +80,20 @@ class LowRankPlan:
         """The jobs of a W step."""
         return [
             RidgeJob(
-                replace(whole, cut=cut, values=whole.values[slice(*cut)]), name, p.cg, p.cg_tol,
-                str(out / f"{cut[0]}-{cut[1]}"),
+                replace(whole, cols=cols, values=whole.values[slice(*cols)]), name, p.cg, p.cg_tol,
+                str(out / f"{cols[0]}-{cols[1]}"),
             )
-            for cut in self.cuts
+            for cols in self.col_ranges
         ]  # fmt: skip
 
     @property
     def widest(self) -> tuple[int, int, int]:
         """Columns of a job at most, and of one by rows; bytes of a row block."""
-        return _widest(self.cuts), _widest(self.products), self.row_bytes
+        return _widest(self.col_ranges), _widest(self.products), self.row_bytes
 
 
-def _widest(cuts: Sequence[Cut]) -> int:
-    return max((last - first for first, last in cuts), default=0)
+def _widest(col_ranges: Sequence[ColumnRange]) -> int:
+    return max((last - first for first, last in col_ranges), default=0)
 
 
 def lowrank_needs(
@@ -168,15 +168,15 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
     rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))
     small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL
     small = small and sum(lowrank_needs(plan, dataset, p, r).values()) <= plan.budget
-    cuts = column_ranges(r, r if small and not p.closed else width)
-    width, of_rows = _widest(cuts), row_parts(dataset)
-    products = _products(plan, dataset, p, cuts, kept) if p.closed else ()
+    col_ranges = column_ranges(r, r if small and not p.closed else width)
+    width, of_rows = _widest(col_ranges), row_parts(dataset)
+    products = _products(plan, dataset, p, col_ranges, kept) if p.closed else ()
     wide = _widest(products)
     needs = lowrank_needs(plan, dataset, p, width, wide)
     row_bytes = _row_bytes(plan, dataset, lanes(max(width, wide)), needs) if p.closed else ROW_BYTES
     room, parts = needs["rows"], len(of_rows)
     held = room if room == kept else room // (-(-parts // plan.processes) if products else parts), room
-    return LowRankPlan(cuts, rows, labels, small, of_rows, products, row_bytes, held)
+    return LowRankPlan(col_ranges, rows, labels, small, of_rows, products, row_bytes, held)
 
 
 def _width(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, kept: int) -> int:
@@ -201,7 +201,9 @@ def _width(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, kept: int) -> 
     return least
 
 
-def _products(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, cuts: Sequence[Cut], kept: int) -> tuple[Cut, ...]:
+def _products(
+    plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, col_ranges: Sequence[ColumnRange], kept: int
+) -> tuple[ColumnRange, ...]:
     """Columns of a job of a W step's product by rows (see `solve_ridges`): all of them, or where all rows stay in memory, as
 
     few ranges as leave no thread without a job. None where the step is better done by columns: on one thread, on small data.
@@ -210,9 +212,9 @@ def _products(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, cuts: Seque
     if parts == 1 or at_once == 1:
         return ()
     for n in (-(-at_once // parts), 1):
-        runs = even_ranges(len(cuts), n)
-        products = tuple((cuts[first][0], cuts[last - 1][1]) for first, last in runs)
-        needs = lowrank_needs(plan, dataset, p, _widest(cuts), _widest(products))
+        runs = even_ranges(len(col_ranges), n)
+        products = tuple((col_ranges[first][0], col_ranges[last - 1][1]) for first, last in runs)
+        needs = lowrank_needs(plan, dataset, p, _widest(col_ranges), _widest(products))
         if sum(needs.values()) <= plan.budget and (needs["rows"] == kept or n == 1):
             return products
     return ()
@@ -223,13 +225,13 @@ def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple
     mask = dataset.observed_columns()
     ends = mask.ends(0, mask.n_lines)
     most = max(1, min(plan.per_thread // 8 // 32, mask.nnz // parts))
-    cuts, first = [], 0
+    col_ranges, first = [], 0
     while first < dataset.n_labels:
         last = int(ends.searchsorted(ends[first] + most, side="right")) - 1
         last = min(max(last, first + 1), dataset.n_labels)
-        cuts.append((first, last))
+        col_ranges.append((first, last))
         first = last
-    return tuple(cuts)
+    return tuple(col_ranges)
 
 
 def most_passes(p: LEMLParameters) -> int:
@@ -303,8 +305,8 @@ class LEMLRun:
         self._holding = Holding(uuid.uuid4().hex, *self._sizes.held)
 
     def _panels(self, name: str, n: int, whole: bool = False) -> Panels:
-        cuts = ((0, self.parameters.rank),) if whole else self._sizes.cuts
-        return Panels(str(self._scratch / name), n, cuts)
+        col_ranges = ((0, self.parameters.rank),) if whole else self._sizes.col_ranges
+        return Panels(str(self._scratch / name), n, col_ranges)
 
     def _state(self, kind: str, number: int) -> Path:
         return self.work / "state" / f"{kind}-{number}"
@@ -430,8 +432,8 @@ class LEMLRun:
         parts = SideBySide(tuple(job.found for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
         projections = [
-            ProjectJob(learned, f"a/{number}", cut, parts, scores, self._sizes.parts, self._holding, sums)
-            for cut in self._sizes.cuts
+            ProjectJob(learned, f"a/{number}", cols, parts, scores, self._sizes.parts, self._holding, sums)
+            for cols in self._sizes.col_ranges
         ]
         projected = yield Phase(
             f"{name}, A", projections, self._words(step, "H"), self._span(step, 0.5, 0.7), kept=False
@@ -453,7 +455,7 @@ class LEMLRun:
         h, w = self._factor(step.start, "H"), self._state("w", number) / "all"
         previous = self._factor(step.start, "W") if step.start else None
         of_w = WStep(
-            learned, f"w/{number}", f"{name}, W", number, p, step.lam, self._sizes.cuts, self._sizes.rows, h, previous,
+            learned, f"w/{number}", f"{name}, W", number, p, step.lam, self._sizes.col_ranges, self._sizes.rows, h, previous,
             str(self._scratch), self._sizes.parts, self._holding,
         )  # fmt: skip
         solved = self.ledger.get(of_w.name)
@@ -466,8 +468,8 @@ class LEMLRun:
             solved = (yield Phase(f"{name}, W", [StoreWJob(of_w, str(w), receipt)], self._words(step, "W")))[0]
         found, scores = Factor(str(w / "W"), p.rank, learned.n_inputs()), self._panels("a", d.n_samples)
         projections = [
-            ProjectJob(learned, f"a/{number}", cut, found, scores, self._sizes.parts, self._holding)
-            for cut in self._sizes.cuts
+            ProjectJob(learned, f"a/{number}", cols, found, scores, self._sizes.parts, self._holding)
+            for cols in self._sizes.col_ranges
         ]
         words = self._words(step, "H")
         yield Phase(f"{name}, A", projections, words, self._span(step, 0.6, 0.7), kept=False)
@@ -478,7 +480,7 @@ class LEMLRun:
         ]
         receipts = yield Phase(f"{name}, H", jobs, words, self._span(step, 0.7, 0.95), kept=False)
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
-        job = JoinJob(
+        job = AlternationJob(
             learned, f"h/{number}", step.lam, found, lines, scores, losses, math.fsum(before["values"]), solved,
             str(self._state("factors", number) / "all"), p.criterion,
         )  # fmt: skip

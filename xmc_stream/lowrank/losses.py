@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import Cut, Dense, Factor, Panels, new_factors
+from xmc_stream.factors.factors import ColumnRange, Dense, Factor, Panels, new_factors
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned, held_out_metrics
 from xmc_stream.factors.projection import Parts, ProjectJob, row_blocks
@@ -115,7 +115,7 @@ class BackwardJob:
 
     learned: Learned
     name: str
-    cut: Cut
+    cols: ColumnRange
     lam: float
     rows: Panels
     source: Panels
@@ -126,19 +126,19 @@ class BackwardJob:
     @property
     def key(self) -> str:
         """What for, and columns."""
-        return f"{self.name}/{self.cut[0]}-{self.cut[1]}"
+        return f"{self.name}/{self.cols[0]}-{self.cols[1]}"
 
     def run(self) -> Receipt:
         """Write."""
         X = self.learned.dataset().X_rows()
-        total, width = self.source.take(self.cut), self.cut[1] - self.cut[0]
+        total, width = self.source.take(self.cols), self.cols[1] - self.cols[0]
         total *= np.float32(self.lam)
         for x, _ in row_blocks(X, None, self.parts, self.holding):
             lines = aligned_zeros((x.n, total.shape[1]))
-            lines[:, :width] = self.rows.read(x.start, x.start + x.n)[:, self.cut[0] : self.cut[1]]
+            lines[:, :width] = self.rows.read(x.start, x.start + x.n)[:, self.cols[0] : self.cols[1]]
             self.learned.add_transposed(x, lines, total)
         for first in range(0, len(total), BLOCK):
-            self.out.write(self.cut, first, total[first : first + BLOCK, :width])
+            self.out.write(self.cols, first, total[first : first + BLOCK, :width])
         return {"passes": width / self.out.columns, "bytes_read": X.bytes_read}
 
 
@@ -147,7 +147,7 @@ class WStep:
     """The W step over pairs: trust-region Newton, or with the squared loss conjugate gradients.
 
     Its vectors (`VECTORS` of D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
-    columns in ranges `cuts` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
+    columns in `col_ranges` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
     from, None for 0. scratch: a folder. parts, holding: see `row_blocks`.
     """
 
@@ -157,7 +157,7 @@ class WStep:
     number: int
     parameters: LEMLParameters
     lam: float
-    cuts: tuple[Cut, ...]
+    col_ranges: tuple[ColumnRange, ...]
     rows: tuple[tuple[int, int], ...]
     labels: Factor
     before: Dense | None
@@ -169,16 +169,16 @@ class WStep:
         """Scratch for a D x r vector (w, s, g), or N x r (a, a-next, b, v)."""
         dataset = self.learned.dataset()
         by_row = name in ("a", "a-next", "b", "v")
-        cuts = ((0, self.cuts[-1][1]),) if name == "v" else self.cuts
-        return Panels(f"{self.scratch}/{name}", dataset.n_samples if by_row else self.learned.n_inputs(), cuts)
+        col_ranges = ((0, self.col_ranges[-1][1]),) if name == "v" else self.col_ranges
+        return Panels(f"{self.scratch}/{name}", dataset.n_samples if by_row else self.learned.n_inputs(), col_ranges)
 
     def loop(self) -> Generator[Phase, list[Receipt], Receipt]:
         """Phases of jobs, none of them kept; leaves W in the panels "w"."""
         p, d = self.parameters, self.learned.n_inputs()
         w = np.zeros((1, d * p.rank), np.float32)
         if self.before is not None:
-            for cut in self.cuts:
-                w.reshape(d, p.rank)[:, cut[0] : cut[1]] = self.before.take(cut)[:, : cut[1] - cut[0]]
+            for cols in self.col_ranges:
+                w.reshape(d, p.rank)[:, cols[0] : cols[1]] = self.before.take(cols)[:, : cols[1] - cols[0]]
         problem = _Pairs(self)
         found, f, products = yield from trust_region(problem, w, p.newton, p.cg, p.cg_tol, p.loss == "squared")
         problem.write("w", found)
@@ -208,17 +208,17 @@ class _Pairs:
     def write(self, name: str, vector: Array) -> None:
         """Leave a vector where jobs read it."""
         panels, matrix = self._step.panels(name), vector.reshape(self._shape)
-        for cut in panels.cuts:
+        for cols in panels.col_ranges:
             for first in range(0, len(matrix), BLOCK):
-                panels.write(cut, first, matrix[first : first + BLOCK, cut[0] : cut[1]])
+                panels.write(cols, first, matrix[first : first + BLOCK, cols[0] : cols[1]])
 
     def _project(self, source: str, out: str) -> Generator[Phase, list[Receipt], list[Receipt]]:
         step = self._step
         jobs = [
             ProjectJob(
-                step.learned, f"{step.name}/{out}", cut, step.panels(source), step.panels(out), step.parts, step.holding
+                step.learned, f"{step.name}/{out}", cols, step.panels(source), step.panels(out), step.parts, step.holding
             )
-            for cut in step.cuts
+            for cols in step.col_ranges
         ]  # fmt: skip
         return self._do(jobs)
 
@@ -239,15 +239,15 @@ class _Pairs:
         panels = step.panels("g")
         jobs = [
             BackwardJob(
-                step.learned, f"{step.name}/g", cut, step.lam, step.panels("v"), step.panels(source), panels, step.parts,
+                step.learned, f"{step.name}/g", cols, step.lam, step.panels("v"), step.panels(source), panels, step.parts,
                 step.holding,
             )
-            for cut in step.cuts
+            for cols in step.col_ranges
         ]  # fmt: skip
         yield from self._do(jobs)
         out = np.empty(self._shape, np.float32)
-        for cut in panels.cuts:
-            out[:, cut[0] : cut[1]] = panels.take(cut)[:, : cut[1] - cut[0]]
+        for cols in panels.col_ranges:
+            out[:, cols[0] : cols[1]] = panels.take(cols)[:, : cols[1] - cols[0]]
         return out.reshape(1, -1)
 
     def value(self, w: Array) -> Generator[Phase, list[Receipt], NDArray[np.float64]]:
@@ -262,8 +262,8 @@ class _Pairs:
 
     def gradient(self, w: Array) -> Generator[Phase, list[Receipt], Array]:
         """Where `value` was asked last, whose A becomes that of `hessian`."""
-        for cut in self._step.cuts:
-            self._step.panels("a-next").move(cut, self._step.panels("a"))
+        for cols in self._step.col_ranges:
+            self._step.panels("a-next").move(cols, self._step.panels("a"))
         return (yield from self._backward("w"))
 
     def hessian(self, s: Array) -> Generator[Phase, list[Receipt], Array]:
@@ -476,7 +476,7 @@ class _Labels:
 
 
 @dataclass(frozen=True)
-class JoinJob:
+class AlternationJob:
     """Store the factors of an alternation together; the receipt has its sums.
 
     losses: with lam/2 ||H||^2, after the H step; h_square: ||H||^2 before it; solved: the receipt of the W step.

@@ -36,7 +36,7 @@ class AlternationForecaster(Forecaster):
         """By a probe of the first rows."""
         dataset, sizes = self.task.dataset, plan_lowrank(plan, self.task.dataset, self.steps)
         probe = self.once(LEMLProbe(str(dataset.path), self.steps, self.task.seed, sizes.widest[0]))
-        passes, ranges = most_passes(self.steps), len(sizes.products or sizes.cuts)
+        passes, ranges = most_passes(self.steps), len(sizes.products or sizes.col_ranges)
         scaled, parts = int(self.steps.lam is None), lowrank_needs(plan, dataset, self.steps, *sizes.widest)
         read = (passes - scaled) * ranges * (1 - parts["rows"] / held_bytes(dataset))  # of the rows that do not stay
         n_bytes = int((1 + scaled + read) * 8 * dataset.X_rows().nnz)

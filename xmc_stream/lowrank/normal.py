@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import Cut, Dense, Factor, new_factors
+from xmc_stream.factors.factors import ColumnRange, Dense, Factor, new_factors
 from xmc_stream.factors.products import Learned, blocks, csr, times
 from xmc_stream.lowrank.solver import solve_gram
 from xmc_stream.runtime.job import Receipt
@@ -36,21 +36,21 @@ class NormalJob:
 
     learned: Learned
     name: str
-    cut: Cut
+    cols: ColumnRange
     labels: Dense | None
     out: str
 
     @property
     def key(self) -> str:
         """What for, and columns."""
-        return f"{self.name}/{self.cut[0]}"
+        return f"{self.name}/{self.cols[0]}"
 
     def run(self) -> Receipt:
         """Sum and write."""
-        learned, dataset, width = self.learned, self.learned.dataset(), self.cut[1] - self.cut[0]
+        learned, dataset, width = self.learned, self.learned.dataset(), self.cols[1] - self.cols[0]
         X, Y = dataset.X_rows(), dataset.Y_rows()
         total = np.zeros((learned.n_inputs(), width))
-        h = None if self.labels is None else self.labels.take(self.cut)[:, :width].astype(np.float64)
+        h = None if self.labels is None else self.labels.take(self.cols)[:, :width].astype(np.float64)
         for x, *ys in blocks(X, *([] if h is None else [Y])):
             right = self._columns(*csr(x)) if h is None else times(ys[0], h)
             learned.add_transposed(x, right, total)
@@ -67,9 +67,9 @@ class NormalJob:
         import scipy.sparse
 
         n, inputs = len(indptr) - 1, self.learned.n_inputs()
-        x = scipy.sparse.csr_matrix((values, indices, indptr), (n, inputs))[:, self.cut[0] : self.cut[1]]
+        x = scipy.sparse.csr_matrix((values, indices, indptr), (n, inputs))[:, self.cols[0] : self.cols[1]]
         dense = np.ascontiguousarray(x.toarray(), np.float64)
-        if self.learned.bias and self.cut[1] == inputs:
+        if self.learned.bias and self.cols[1] == inputs:
             dense[:, -1] = 1
         return dense
 

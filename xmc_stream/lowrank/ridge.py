@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.factors.factors import LINES, Cut, Dense, Factor, Panels, new_factors
+from xmc_stream.factors.factors import LINES, ColumnRange, Dense, Factor, Panels, new_factors
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding, Pair, held_or_read
 from xmc_stream.factors.products import (
     BLOCK,
@@ -70,7 +70,7 @@ class Ridges:
 
     learned: Learned
     lam: float
-    cut: Cut
+    cols: ColumnRange
     values: tuple[float, ...]
     labels: Factor
     before: Dense | None
@@ -81,13 +81,13 @@ class Ridges:
     @property
     def width(self) -> int:
         """Columns."""
-        return self.cut[1] - self.cut[0]
+        return self.cols[1] - self.cols[0]
 
     def start(self, columns: int) -> Array:
         """The W to begin from. columns: that a line has in memory."""
         if self.before is None:
             return np.zeros((self.learned.n_inputs(), columns), np.float32)
-        return self.before.take(self.cut)
+        return self.before.take(self.cols)
 
     def room(self, lines: Array) -> Array:
         """For X S of a row block, S having such lines."""
@@ -143,7 +143,7 @@ class RidgeJob:
     @property
     def key(self) -> str:
         """Alternation and columns."""
-        first, last = self.ridges.cut
+        first, last = self.ridges.cols
         return f"{self.name}/{first}-{last}"
 
     @property
@@ -155,7 +155,7 @@ class RidgeJob:
         """Solve; the receipt has steps and passes over X."""
         ridges, dataset = self.ridges, self.ridges.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
-        h = ridges.labels.take(ridges.cut)
+        h = ridges.labels.take(ridges.cols)
         w = ridges.start(h.shape[1])
         residual = aligned_zeros(w.shape)
         np.multiply(w, np.float32(-ridges.lam), out=residual)
@@ -209,16 +209,16 @@ class PartJob:
     @property
     def key(self) -> str:
         """Alternation, product, part and columns."""
-        return f"{self.name}/{self.number}/{self.part}-{self.ridges.cut[0]}"
+        return f"{self.name}/{self.number}/{self.part}-{self.ridges.cols[0]}"
 
     def run(self) -> Receipt:
         """Write."""
         ridges, dataset = self.ridges, self.ridges.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
         total = self._sum(X, Y)
-        self.old.forget(ridges.cut)
-        first_column, last_column = ridges.cut
-        for first, last in self.out.cuts:
+        self.old.forget(ridges.cols)
+        first_column, last_column = ridges.cols
+        for first, last in self.out.col_ranges:
             if first_column <= first and last <= last_column:
                 mine = slice(first - first_column, last - first_column)
                 for line in range(0, len(total), LINES):
@@ -229,12 +229,12 @@ class PartJob:
     def _sum(self, X: SparseMatrix, Y: SparseMatrix) -> Array:
         ridges, rows = self.ridges, self.ridges.parts[self.part]
         if self.number:
-            direction = self.source.take(ridges.cut)
+            direction = self.source.take(ridges.cols)
             total, room = self._begun(direction, ridges.lam), ridges.room(direction)
             for x, _ in ridges.blocks(X, Y, rows):
                 ridges.add_product(x, direction, room, total)
             return total
-        h = ridges.labels.take(ridges.cut)
+        h = ridges.labels.take(ridges.cols)
         w = ridges.start(h.shape[1])
         total, rooms = self._begun(w, -ridges.lam), (ridges.room(w), ridges.room(w))
         for pair in ridges.blocks(X, Y, rows):
@@ -273,33 +273,33 @@ class StepJob:
     @property
     def key(self) -> str:
         """Alternation, step and columns."""
-        return f"{self.name}/{self.number}/step-{self.ridges.cut[0]}"
+        return f"{self.name}/{self.number}/step-{self.ridges.cols[0]}"
 
     def run(self) -> Receipt:
         """Write, some lines at a time; the receipt has what the next step needs to know."""
         for name in _VECTORS:  # now: its memory goes to what is written next
-            self._vector(self.old, name).forget(self.ridges.cut)
+            self._vector(self.old, name).forget(self.ridges.cols)
         progress = self._step() if self.number else self._begin()
         square, enough = progress.square.tolist(), progress.enough.tolist()
         return {"square": square, "enough": enough, "going": bool(progress.going.any())}
 
     def _begin(self) -> Progress:
         """From the W to begin from."""
-        ridges, cut = self.ridges, self.ridges.cut
+        ridges, cols = self.ridges, self.ridges.cols
         w, residual, direction = (self._vector(self.after, name) for name in _VECTORS)
         square = np.zeros(ridges.width)
         for first, last in self._lines():
             total = self._total(first, last)
             add_column_dots(total, total, square)
             before = np.zeros(total.shape, np.float32) if ridges.before is None else ridges.before.read(first, last)
-            w.write(cut, first, before if before.shape == total.shape else before[:, slice(*cut)])
-            residual.write(cut, first, total)
-            direction.write(cut, first, total)
+            w.write(cols, first, before if before.shape == total.shape else before[:, slice(*cols)])
+            residual.write(cols, first, total)
+            direction.write(cols, first, total)
         return Progress.begin(square, self.tol, np.float32)
 
     def _step(self) -> Progress:
         """A step: the curvature, w and the residual, the direction, as `Descent` has them."""
-        cut, progress = self.ridges.cut, Progress(np.array(self.square), np.array(self.enough))
+        cols, progress = self.ridges.cols, Progress(np.array(self.square), np.array(self.enough))
         before, after = (tuple(self._vector(folder, name) for name in _VECTORS) for folder in (self.before, self.after))
         curvature, square = np.zeros(self.ridges.width), np.zeros(self.ridges.width)
         for first, last in self._lines():
@@ -308,13 +308,13 @@ class StepJob:
         for first, last in self._lines():
             w, residual, direction = (vector.read(first, last) for vector in before)
             descend(w, residual, direction, self._total(first, last), alpha, square)
-            after[0].write(cut, first, w)
-            after[1].write(cut, first, residual)
+            after[0].write(cols, first, w)
+            after[1].write(cols, first, residual)
         beta = progress.beta(square).astype(np.float32)
         for first, last in self._lines():
             direction = before[2].read(first, last)
             turn(direction, after[1].read(first, last), beta)
-            after[2].write(cut, first, direction)
+            after[2].write(cols, first, direction)
         return progress.stepped(square)
 
     def _lines(self) -> Iterator[Rows]:
@@ -322,11 +322,11 @@ class StepJob:
         return ((first, min(first + LINES, n)) for first in range(0, n, LINES))
 
     def _vector(self, folder: str, name: str) -> Panels:
-        return Panels(f"{folder}/{name}", self.ridges.learned.n_inputs(), (self.ridges.cut,))
+        return Panels(f"{folder}/{name}", self.ridges.learned.n_inputs(), (self.ridges.cols,))
 
     def _total(self, first: int, last: int) -> Array:
         """Lines of the sums of the parts, added in their order."""
-        total, *others = (replace(panels, cuts=(self.ridges.cut,)).read(first, last) for panels in self.sums)
+        total, *others = (replace(panels, col_ranges=(self.ridges.cols,)).read(first, last) for panels in self.sums)
         for other in others:
             total += other
         return total
@@ -361,7 +361,7 @@ class _ByRows:
     """
 
     jobs: Sequence[RidgeJob]
-    products: Sequence[Cut]
+    products: Sequence[ColumnRange]
     folder: Path
 
     def vector(self, number: int, name: str) -> Panels:
@@ -369,8 +369,8 @@ class _ByRows:
         return self._panels(self.folder / f"vectors-{number}" / name)
 
     def _panels(self, folder: Path) -> Panels:
-        cuts = tuple(job.ridges.cut for job in self.jobs)
-        return Panels(str(folder), self.jobs[0].ridges.learned.n_inputs(), cuts)
+        col_ranges = tuple(job.ridges.cols for job in self.jobs)
+        return Panels(str(folder), self.jobs[0].ridges.learned.n_inputs(), col_ranges)
 
     def _sums(self, number: int, part: int) -> Panels:
         return self._panels(self.folder / f"sums-{number}" / str(part))
@@ -378,9 +378,9 @@ class _ByRows:
     def parts(self, number: int) -> list[PartJob]:
         """Jobs of a product."""
         source, out = self.vector(number - 1, "direction"), []
-        for cut in self.products:
-            values = tuple(v for job in self.jobs if cut[0] <= job.ridges.cut[0] < cut[1] for v in job.ridges.values)
-            ridges = replace(self.jobs[0].ridges, cut=cut, values=values)
+        for cols in self.products:
+            values = tuple(v for job in self.jobs if cols[0] <= job.ridges.cols[0] < cols[1] for v in job.ridges.values)
+            ridges = replace(self.jobs[0].ridges, cols=cols, values=values)
             out += [
                 PartJob(
                     ridges,
@@ -409,7 +409,7 @@ class _ByRows:
 
 
 def solve_ridges(
-    jobs: Sequence[RidgeJob], products: Sequence[Cut], phase: Phase, ledger: Ledger, scratch: Path
+    jobs: Sequence[RidgeJob], products: Sequence[ColumnRange], phase: Phase, ledger: Ledger, scratch: Path
 ) -> Generator[Phase, list[Receipt], list[Receipt]]:
     """Run the jobs of a W step or, by rows, do what they do.
 
@@ -431,7 +431,8 @@ def solve_ridges(
         receipts = yield replace(phase, jobs=steps, kept=False, span=_within(phase.span, ends[1], ends[2]))
         number += 1
     stores = [
-        StoreJob(job, replace(by_rows.vector(number - 1, "w"), cuts=(job.ridges.cut,)), number - 1) for job in jobs
+        StoreJob(job, replace(by_rows.vector(number - 1, "w"), col_ranges=(job.ridges.cols,)), number - 1)
+        for job in jobs
     ]
     solved = yield replace(phase, jobs=stores, span=None)
     remove(scratch / "ridges")

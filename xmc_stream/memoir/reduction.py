@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xmc_stream.factors.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
+from xmc_stream.factors.factors import ColumnRange, Dense, Factor, Panels, SideBySide, new_factors
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding
 from xmc_stream.factors.products import (
     LEAST_COLUMNS,
@@ -74,7 +74,7 @@ class GramJob:
 
     learned: Learned
     number: int
-    cut: Cut
+    cols: ColumnRange
     before: Dense
     out: str
     holding: Holding
@@ -82,12 +82,12 @@ class GramJob:
     @property
     def key(self) -> str:
         """Iteration and columns."""
-        return f"reduce/{self.number}/{self.cut[0]}-{self.cut[1]}"
+        return f"reduce/{self.number}/{self.cols[0]}-{self.cols[1]}"
 
     def run(self) -> Receipt:
         """Multiply and write."""
         X = self.learned.dataset().X_rows()
-        v, width = self.before.take(self.cut), self.cut[1] - self.cut[0]
+        v, width = self.before.take(self.cols), self.cols[1] - self.cols[0]
         total = aligned_zeros(v.shape)
         for x, _ in row_blocks(X, None, ((0, X.n_lines),), self.holding):
             self.learned.add_transposed(x, self.learned.times(x, v), total)
@@ -183,7 +183,7 @@ class Reduction:
         """Columns of V in the end."""
         return min(self.rank, self.columns)
 
-    def _sizes(self, columns: int) -> tuple[tuple[Cut, ...], int]:
+    def _sizes(self, columns: int) -> tuple[tuple[ColumnRange, ...], int]:
         """Ranges of columns that fit into memory, and bytes of X that stays there for all of them, or 0.
 
         Where it stays there is a range for each thread, as far as they have LEAST_COLUMNS; else each reads X anew, and there
@@ -204,7 +204,7 @@ class Reduction:
         parts = next(parts for parts in range(few, columns + 1) if taken(parts) <= plan.budget)
         return column_ranges(columns, job_width(columns, parts)), 0
 
-    def cuts(self, columns: int) -> tuple[Cut, ...]:
+    def col_ranges(self, columns: int) -> tuple[ColumnRange, ...]:
         """Ranges of columns, a job each."""
         return self._sizes(columns)[0]
 
@@ -214,10 +214,10 @@ class Reduction:
 
     def foreseen(self) -> Foreseen:
         """What it will take. Raises MemoryLimitError where a column does not fit."""
-        (cuts, stays), (kept, stays_then) = self._sizes(self.columns), self._sizes(self.kept)
-        widest = max(last - first for first, last in (*cuts, *kept))
-        read = (1 if stays else len(cuts) * ITERATIONS) + (0 if stays_then else len(kept))
-        held = min(self.plan.threads, max(len(cuts), len(kept))) * width_bytes(self.learned, widest) + stays
+        (col_ranges, stays), (kept, stays_then) = self._sizes(self.columns), self._sizes(self.kept)
+        widest = max(last - first for first, last in (*col_ranges, *kept))
+        read = (1 if stays else len(col_ranges) * ITERATIONS) + (0 if stays_then else len(kept))
+        held = min(self.plan.threads, max(len(col_ranges), len(kept))) * width_bytes(self.learned, widest) + stays
         turned = 8 * self.columns * (4 * self.columns + 3 * LINES)
         return Foreseen(ITERATIONS + 1, read * x_bytes(self.learned.dataset()), max(held, turned))
 
@@ -238,10 +238,10 @@ class Reduction:
             before = Factor(str(self._folder(number - 1) / "V"), columns, d)
             sums, out = state / f"sums-{number}", self._folder(number)
             jobs = [
-                GramJob(self.learned, number, cut, before, str(sums / f"{cut[0]}-{cut[1]}"), self._holding(columns))
-                for cut in self.cuts(columns)
+                GramJob(self.learned, number, cols, before, str(sums / f"{cols[0]}-{cols[1]}"), self._holding(columns))
+                for cols in self.col_ranges(columns)
             ]
-            parts = SideBySide(tuple(Factor(f"{job.out}/P", job.cut[1] - job.cut[0], d) for job in jobs))
+            parts = SideBySide(tuple(Factor(f"{job.out}/P", job.cols[1] - job.cols[0], d) for job in jobs))
             turn = TurnJob(number, parts, before, self.kept, number == ITERATIONS, str(out))
             done = self.ledger.get(turn.key)
             if done is None:
@@ -259,14 +259,14 @@ class Reduction:
     def projected(self) -> Panels:
         """X V, in files of the scratch, which every session makes anew."""
         n = self.learned.dataset().n_samples
-        return Panels(str(self.work / "scratch" / "coordinates"), n, self.cuts(self.kept))
+        return Panels(str(self.work / "scratch" / "coordinates"), n, self.col_ranges(self.kept))
 
     def project(self) -> Loop:
         """Make `projected`."""
         out, holding = self.projected(), self._holding(self.kept)
         jobs = [
-            ProjectJob(self.learned, "coordinates", cut, self.vectors(), out, ((0, out.n),), holding)
-            for cut in out.cuts
+            ProjectJob(self.learned, "coordinates", cols, self.vectors(), out, ((0, out.n),), holding)
+            for cols in out.col_ranges
         ]
         yield Phase("coordinates of the rows", jobs, "reducing the rows", (REDUCED, REDUCED), kept=False)
         return {}

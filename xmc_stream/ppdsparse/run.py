@@ -54,7 +54,7 @@ from xmc_stream.ppdsparse.plan import (
 )
 from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
-from xmc_stream.ppdsparse.shares import JoinJob, Share, remove_shares, solve_plan
+from xmc_stream.ppdsparse.shares import JoinSharesJob, Share, remove_shares, solve_plan
 from xmc_stream.ppdsparse.solve import SolveJob
 from xmc_stream.ppdsparse.start import MatchJob, StartJob, match_bytes, weights_of_terms
 from xmc_stream.ppdsparse.state import UnitState
@@ -308,7 +308,7 @@ class PPDSparseRun:
             mine = tuple(of_unit)
             of_shares = [told.get(f"solve/{round_}/{share.name}", {}) for share in mine]
             sums = {name: sum(of.get(name, 0) for of in of_shares) for name in _BROUGHT if p.approximate}
-            joins.append(JoinJob(str(self.dataset.path), p, self.seed, round_, unit, mine, str(folder), sums))
+            joins.append(JoinSharesJob(str(self.dataset.path), p, self.seed, round_, unit, mine, str(folder), sums))
         if joins:
             receipts = yield Phase(f"round {number}: join", joins, words, span and (span[1], span[1]), twice=True)
             told |= {job.key: receipt for job, receipt in zip(joins, receipts, strict=True)}

@@ -113,7 +113,7 @@ def cut_shares(
 
 
 @dataclass(frozen=True)
-class JoinJob:
+class JoinSharesJob:
     """Make the state of a unit after a round of those of its shares, which lie beside it.
 
     folder: of the round's states. sums: over the receipts of the shares.
