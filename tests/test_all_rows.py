@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -437,36 +435,3 @@ def test_nothing_is_compiled_after_the_warm_up(wide: Dataset, tmp_path: Path) ->
     method_of(PPDSparseParameters()).warm_up(Task(wide, PPDSparseParameters(), 0)).run()
     with nothing_is_compiled(descend_lanes):
         xs.PPDSparse(memory_limit=LIMIT).fit(wide, model=tmp_path / "m")
-
-
-TRAINS = """
-import json, sys
-import xmc_stream as xs
-
-clf = xs.PPDSparse(memory_limit="4GB", all_rows=True, **json.loads(sys.argv[3]))
-rounds = clf.fit(sys.argv[1], model=sys.argv[2]).report_["rounds"]
-print(rounds, "numba" in sys.modules)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "rounds"),
-    [
-        ({"C": 8.0, "max_rounds": 3, "last_epochs": 1}, 3),
-        ({"cut": 0.2, "delta": 2.0, "max_rounds": None}, 2),
-        ({"guide": 1.0, "max_rounds": 1}, 1),
-    ],
-    ids=["goes on", "approximate", "groups of labels on dense rows"],
-)
-def test_a_process_loads_all_that_it_calls_without_numba(
-    data: xs.Dataset, tmp_path: Path, options: dict[str, Any], rounds: int
-) -> None:
-    of = sized(tmp_path / "dense.xmc", 400, 30, 0.05, d=8, nnz=7) if "guide" in options else data
-
-    def said(name: str) -> str:
-        command = [sys.executable, "-c", TRAINS, str(of.path), str(tmp_path / name), json.dumps(options)]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    said("first")  # notes what is called
-    assert said("again") == f"{rounds} False\n"

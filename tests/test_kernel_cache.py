@@ -1,24 +1,24 @@
-"""Kernels compiled by several processes at once into one empty cache."""
+"""Where compiled kernels are kept, and processes that compile into one empty folder at once."""
 
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.commands import cli_command
 
 import xmc_stream
-from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.machine import kinds_of
+from xmc_stream.kernels import cache
 
 COMPILE = """
 import sys, numpy as np
@@ -38,14 +38,34 @@ def test_each_keeps_its_code_under_a_name_of_its_own(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*count_indices*.nbc"))) == len(TYPES)
 
 
-AT_ONCE = COMPILE + "print(sum(count_indices.numba.stats.cache_misses.values()))"
+WARM_UP = """
+import numpy as np
+from xmc_stream.kernels.csr import count_indices
+from xmc_stream.runtime.warmup import WarmUp
+
+class Counting(WarmUp):
+    loads = "counting"
+
+    def load(self):
+        count_indices(np.array([1, 1, 2], np.int64), np.zeros(4, np.int64))
+        with open("misses", "a") as file:
+            print(sum(count_indices.numba.stats.cache_misses.values()), file=file)
+"""
 
 
 @pytest.mark.slow
-def test_of_several_that_need_one_kernel_one_compiles_it(tmp_path: Path) -> None:
-    environment, command = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, [sys.executable, "-c", AT_ONCE, "int32"]
-    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(3)]
-    assert sorted(process.communicate()[0] for process in running) == [b"0\n", b"0\n", b"1\n"]
+def test_of_several_that_load_the_same_kernels_one_compiles_them(tmp_path: Path) -> None:
+    """In a process of its own; the others find the kernels."""
+    (tmp_path / "counting.py").write_text(WARM_UP)
+    root = str(Path(xmc_stream.__file__).parents[1])
+    environment = {
+        **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
+    }  # fmt: skip
+    command = [sys.executable, "-c", "from counting import Counting; Counting().run()"]
+    running = [subprocess.Popen(command, env=environment, cwd=tmp_path) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert sorted((tmp_path / "misses").read_text().split()) == ["0", "0", "0", "1"]
+    assert len(list(tmp_path.rglob("*.compiled"))) == 1
 
 
 FAILED = """
@@ -77,7 +97,7 @@ def test_nobody_waits_for_one_that_failed_and_lives_on(tmp_path: Path) -> None:
         failed.stdin.close()
 
 
-IMPATIENT = "from xmc_stream.kernels import jit\njit._PATIENCE = 0.5\n" + COMPILE
+IMPATIENT = "from xmc_stream.kernels import cache\ncache._PATIENCE = 0.5\n" + COMPILE
 
 
 @pytest.mark.slow
@@ -85,7 +105,7 @@ def test_nobody_waits_for_ever_for_one_that_was_stopped_with_the_locks(tmp_path:
     environment, command = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, [sys.executable, "-c", IMPATIENT, "int32"]
     subprocess.run(command, env=environment, check=True)
     locks, kept = list(tmp_path.rglob("*.lock")), list(tmp_path.rglob("*.nb[ci]"))
-    assert {lock.name for lock in locks} > {"xmc_stream.lock"}
+    assert locks
     assert kept
     for file in kept:
         file.unlink()
@@ -93,8 +113,6 @@ def test_nobody_waits_for_ever_for_one_that_was_stopped_with_the_locks(tmp_path:
         for lock in locks:
             fcntl.flock(held.enter_context(lock.open("a")), fcntl.LOCK_EX)
         subprocess.run(command, env=environment, check=True, timeout=300)
-        assert not list(tmp_path.rglob("*.nbc"))
-    subprocess.run(command, env=environment, check=True)
     assert list(tmp_path.rglob("*.nbc"))
 
 
@@ -114,29 +132,6 @@ assert search._search.numba.signatures == before
 @pytest.mark.slow
 def test_what_is_compiled_beside_is_what_a_training_calls() -> None:
     subprocess.run([sys.executable, "-c", BESIDE], check=True)
-
-
-CALLS = """
-import sys
-from xmc_stream.kernels.jit import calls_listed
-from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
-
-rounds = None if sys.argv[1] == "none" else int(sys.argv[1])
-warm_up = PPDSparseWarmUp(PPDSparseParameters(max_rounds=rounds))
-with calls_listed() as calls:
-    warm_up.load()
-print(warm_up.loads, sorted((kernel.py_func.__name__, str(types)) for (kernel, _), types in calls.items()))
-"""
-
-
-@pytest.mark.slow
-def test_one_note_serves_all_numbers_of_rounds() -> None:
-    said = {
-        subprocess.run([sys.executable, "-c", CALLS, rounds], check=True, capture_output=True).stdout
-        for rounds in ("1", "6", "none")
-    }
-    assert len(said) == 1
 
 
 DRAW = """
@@ -190,263 +185,120 @@ def test_a_first_training_compiles_elsewhere(small: Path, tmp_path: Path) -> Non
     assert first < peak("again") + 20e6
 
 
-WARM_UP = """
-import os
-import numpy as np
-from xmc_stream.runtime.warmup import WarmUp
-from xmc_stream.kernels.csr import count_indices
-
-class Counting(WarmUp):
-    loads = "counting"
-
-    def load(self) -> None:
-        assert "NOTED" not in os.environ
-        count("int32")
-
-def count(kind):
-    counts = np.zeros(4, np.int64)
-    count_indices(np.array([1, 1, 2], kind), counts)
-    assert counts.tolist() == [0, 2, 1, 0]
-"""
-RUN = """
-import sys
-from counting import Counting, count
-Counting().run()
-count("int32")
-assert "numba" not in sys.modules
-count("int64")  # which compiles
-assert "numba" in sys.modules
-count("int32")
-"""
+@pytest.fixture
+def installed() -> Iterator[Path]:
+    """A folder that all users can read, with the package, of which its owner alone could change a file, and a text."""
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        package = folder / "site" / "xmc_stream"
+        shutil.copytree(Path(xmc_stream.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "t.txt").write_text("3 4 3\n0,1 0:1.0 2:0.5\n2 1:1 3:1\n1 0:2\n")
+        if os.getuid() or shutil.which("setpriv") is None or as_nobody(folder, "-c", "import numba").returncode:
+            pytest.skip("there is no other user who can run this Python")
+        yield folder
 
 
-def importing(folder: Path, **modules: str) -> dict[str, str]:
-    """The environment of processes that import some modules, by name with their text, and have a cache of their own."""
-    for name, text in modules.items():
-        (folder / f"{name}.py").write_text(text)
-    root = str(Path(xmc_stream.__file__).parents[1])
-    return {
-        **os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": os.pathsep.join([str(folder), root])
-    }  # fmt: skip
+def as_nobody(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Python, as another user than root, who has no home and an environment that is nearly empty."""
+    places = [str(folder / "site"), *(path for path in sys.path if path.endswith("site-packages"))]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(places), "PYTHONSAFEPATH": "1", **environment}
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, *arguments]
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
-@pytest.mark.slow
-def test_what_was_called_is_loaded_without_numba(tmp_path: Path) -> None:
-    environment = importing(tmp_path, counting=WARM_UP)
-
-    def run(**more: str) -> None:
-        subprocess.run([sys.executable, "-c", RUN], env={**environment, **more}, check=True)
-
-    run()
-    assert len(list(tmp_path.rglob("*.compiled"))) == 1
-    run(NOTED="yes")
+def converted(folder: Path, out: str, **environment: str) -> str:
+    """Convert the text as that user; what is said on stderr."""
+    done = as_nobody(folder, "-m", "xmc_stream", "convert", "t.txt", f"{out}/t.xmc", **environment)
+    assert done.returncode == 0, done.stderr
+    assert (folder / out / "t.xmc" / "zarr.json").exists()
+    return done.stderr
 
 
-LOADED = """
-import sys
-from counting import Counting, count
-Counting().run()
-count("int32")
-print("numba" in sys.modules)
-"""
+def writable(folder: Path, name: str) -> Path:
+    """A folder that all can write to."""
+    made = folder / name
+    made.mkdir()
+    made.chmod(0o777)
+    return made
+
+
+UNKEPT = "compiled kernels cannot be kept"
 
 
 @pytest.mark.slow
-def test_a_damaged_note_is_not_trusted_and_made_anew(tmp_path: Path) -> None:
-    environment = importing(tmp_path, counting=WARM_UP)
-
-    def said() -> str:
-        return subprocess.run(
-            [sys.executable, "-c", LOADED], env=environment, check=True, capture_output=True
-        ).stdout.decode()
-
-    assert said() == "False\n"
-    (note,) = tmp_path.rglob("*.compiled")
-    whole = note.read_bytes()
-    for at in (0, len(whole) // 2, len(whole) - 1):
-        note.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        assert said() == "True\n"  # numba loads the kernel
-        assert said() == "False\n"  # and this process wrote another note
-    note.write_bytes(whole[: len(whole) // 2])
-    assert [said(), said()] == ["True\n", "False\n"]
-
-
-def test_machine_code_is_of_one_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    from xmc_stream.kernels import machine
-
-    mine = machine.stamp()
-    monkeypatch.setattr(np, "__version__", "1.0")
-    assert machine.stamp.__wrapped__() != mine
-
-
-CALLING = """
-import numpy as np
-from xmc_stream.kernels.jit import kernel
-
-@kernel
-def halves(n):
-    if n < 0:
-        raise ValueError("less than none", n)
-    return np.full(n, 0.5)
-
-@kernel
-def wholes(n):
-    return halves(2 * n).sum()
-"""
-CALL = """
-import sys
-from calling import halves, wholes
-
-def refused(function):
-    try:
-        function(-1)
-    except ValueError as error:
-        return error.args
-    return None
-
-def needs_compiler():
-    return "numba.np.arrayobj" in sys.modules
-
-def parsed():
-    (of,) = halves.numba.overloads.values()
-    return of.library._shared_module is not None
-
-step = sys.argv[1]
-if step != "caller again":
-    assert halves(2).tolist() == [0.5, 0.5]
-    assert refused(halves) == ("less than none", -1)
-    assert needs_compiler() == (step == "first")
-if step == "caller":
-    assert not parsed()
-    assert wholes(3) == 3.0
-    assert parsed()
-if step == "caller again":
-    assert wholes(3) == 3.0
-    assert refused(wholes) == ("less than none", -2)
-    assert not needs_compiler()
-    assert halves(2).tolist() == [0.5, 0.5]
-assert sum(halves.numba.stats.cache_misses.values()) == (step == "first")
-assert sum(wholes.numba.stats.cache_misses.values()) == (step == "caller")
-"""
+@pytest.mark.parametrize("home", [{}, {"HOME": "/nonexistent"}, {"XDG_CACHE_HOME": "~/cache", "HOME": ""}])
+def test_a_user_without_a_home_has_a_folder_of_his_own_for_compiled_kernels(
+    installed: Path, home: dict[str, str]
+) -> None:
+    """The installation is root's. Two processes begin at once; a third one compiles nothing."""
+    tmp = writable(installed, "tmp")
+    for name in "abc":
+        writable(installed, name)
+    environment = {"TMPDIR": str(tmp), **home}
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(lambda out: converted(installed, out, **environment), "ab"))
+    assert not any(UNKEPT in errors for errors in said)
+    (kept,) = tmp.glob("xmc_stream-kernels-*")
+    found = kept.stat()
+    assert (found.st_uid, found.st_mode & 0o777) == (65534, 0o700)
+    code = {file: file.stat().st_mtime_ns for file in kept.rglob("*.nbc")}
+    assert code
+    converted(installed, "c", **environment)
+    assert {file: file.stat().st_mtime_ns for file in kept.rglob("*.nbc")} == code
+    assert {path.name for path in installed.iterdir()} == {"a", "b", "c", "site", "t.txt", "tmp"}
+    assert not list(installed.rglob("~"))
 
 
 @pytest.mark.slow
-def test_a_loaded_kernel_can_be_called_by_one_that_is_compiled_later(tmp_path: Path) -> None:
-    """And the caller, which holds its code, is loaded like any other: without the compiler, errors as they were."""
-    environment = importing(tmp_path, calling=CALLING)
-    for step in ("first", "again", "caller", "caller again"):
-        subprocess.run([sys.executable, "-c", CALL, step], env=environment, check=True)
+@pytest.mark.parametrize("way", ["root's", "a link", "open to all"])
+def test_a_folder_of_somebody_else_is_not_used(installed: Path, way: str) -> None:
+    """Code that another user can change would run as this one. Without any folder, kernels are in memory alone."""
+    tmp, _, other = (writable(installed, name) for name in ("tmp", "out", "other"))
+    kept = tmp / "xmc_stream-kernels-65534"
+    if way == "a link":
+        os.chown(other, 65534, 65534)
+        other.chmod(0o700)
+        kept.symlink_to(other)
+    else:
+        writable(tmp, kept.name)
+        if way == "open to all":
+            os.chown(kept, 65534, 65534)
+    errors = converted(installed, "out", TMPDIR=str(tmp))
+    assert sum(UNKEPT in line for line in errors.splitlines()) == 1
+    assert not list(kept.iterdir())
 
 
-OTHER_NUMBA = """
-import sys
-from xmc_stream.kernels import kept
-
-kept.runtime = object()  # a part of numba that is elsewhere
-assert not kept.usable()
-from calling import halves
-
-assert halves(2).tolist() == [0.5, 0.5]
-assert "numba.np.arrayobj" in sys.modules
-print(sum(halves.numba.stats.cache_misses.values()))
-"""
-
-
-@pytest.mark.slow
-def test_with_another_numba_kernels_load_its_own_way(tmp_path: Path) -> None:
-    environment = importing(tmp_path, calling=CALLING)
-    command = [sys.executable, "-c", OTHER_NUMBA]
-    misses = [subprocess.run(command, env=environment, check=True, capture_output=True).stdout for _ in range(2)]
-    assert misses == [b"1\n", b"0\n"]
+def test_where_compiled_kernels_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """NUMBA_CACHE_DIR, the installation, the user's cache."""
+    package = tmp_path / "xmc_stream"
+    monkeypatch.setattr(cache, "__file__", str(package / "kernels" / "cache.py"))
+    told, xdg, home = (tmp_path / name for name in ("told", "xdg", "home"))
+    for name, path in (("NUMBA_CACHE_DIR", told), ("XDG_CACHE_HOME", xdg), ("HOME", home)):
+        monkeypatch.setenv(name, str(path))
+    expected = [told, package / "kernels" / "__pycache__", xdg, home / ".cache"]
+    for place in expected:
+        kept = cache.folder.__wrapped__()
+        assert kept is not None
+        assert kept.is_relative_to(place)
+        shutil.rmtree(place)
+        place.parent.mkdir(exist_ok=True, parents=True)
+        place.write_text("a file is in the way")
 
 
-NOTED = """
-import os
-import sys
-
-if "NUMBA_FIRST" in os.environ:
-    import numba
-from calling import halves, wholes
-from xmc_stream.runtime.warmup import WarmUp
-from xmc_stream.kernels import machine
-from xmc_stream.kernels.jit import kernel
-
-if "NO_PARTS" in os.environ:
-    machine._part = None  # as of a numba that has none of them
-
-class Calling(WarmUp):
-    loads = "calling"
-
-    def load(self):
-        assert halves(2).tolist() == [0.5, 0.5]
-        assert wholes(3) == 3.0
-
-@kernel
-def more(n):
-    return halves(n).sum() + 1.0
-"""
-CALL_NOTED = """
-import sys
-import numpy as np
-from noted import Calling, halves, more, wholes
-
-def refused(function):
-    try:
-        function(-1)
-    except ValueError as error:
-        return error.args
-    return None
-
-Calling().run()
-print("numba" in sys.modules, len(halves.machine_code))
-assert halves(3).tolist() == [0.5, 0.5, 0.5]
-assert wholes(2) == 2.0
-print("numba" in sys.modules)
-assert refused(halves) == ("less than none", -1)
-assert refused(wholes) == ("less than none", -2)
-assert halves(np.int32(1)).tolist() == [0.5]  # other types, other code
-assert more(4) == 3.0
-assert halves(3).tolist() == [0.5, 0.5, 0.5]
-assert wholes(2) == 2.0
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("told", "said"),
-    [
-        ({}, ["False 1", "False"]),
-        ({"NUMBA_FIRST": "1"}, ["True 1", "True"]),
-        ({"NO_PARTS": "1"}, ["True 0", "True"]),
-    ],
-)
-def test_machine_code_does_what_numba_would(told: dict[str, str], said: list[str], tmp_path: Path) -> None:
-    """Arrays that it makes, errors, beside numba; where another process cannot load it, numba does."""
-    environment = {**importing(tmp_path, calling=CALLING, noted=NOTED), **told}
-    for _ in range(2):
-        command = [sys.executable, "-c", CALL_NOTED]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == said
-
-
-def test_kinds_differ_where_types_do() -> None:
-    from numba import typeof
-
-    matrix = np.zeros((3, 4))
-    fixed = np.zeros(3)
-    fixed.flags.writeable = False
-    values = [
-        1, 1.0, True, np.int64(1), np.int32(1), np.float32(1), (1, 2), (1, 2.0), Labels(fixed, fixed), (fixed, fixed),
-        np.zeros(3), np.zeros(3, ">f8"), np.zeros(3, np.float32), np.zeros(6)[::2], fixed, matrix, matrix.T, matrix[:, 1:],
-        matrix[:1], np.zeros(25, np.uint8)[1:].view(np.float64),
-    ]  # fmt: skip
-    for one, other in itertools.combinations(values, 2):
-        if kinds_of([one]) == kinds_of([other]):
-            assert typeof(one) == typeof(other)
-    assert kinds_of([matrix[:1]]) == kinds_of([matrix])
-    for unknown in (1 << 63, "text", None, [1], np.ma.zeros(3)):
-        assert kinds_of([unknown]) != kinds_of([unknown])
+def test_the_folder_of_older_sources_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    kept = cache.folder.__wrapped__()
+    assert kept is not None
+    older = kept.with_name("older")
+    kept.rename(older)
+    other = tmp_path / "somebody else's"
+    other.mkdir()
+    assert cache.folder.__wrapped__() == kept
+    assert list(kept.parent.iterdir()) == [kept]
+    assert other.exists()
 
 
 PROGRAM = """

@@ -20,9 +20,9 @@ from scipy import stats
 from sklearn.svm import LinearSVC
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets
+from xmc_stream.kernels.instructions import soft_product
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
-from xmc_stream.kernels.vectors import soft_product
 from xmc_stream.linear.kernels.dcd import Scratch, add_rows, dual_terms, new_scratch, take_weights, violation
 from xmc_stream.linear.kernels.penalty import ONCE, Times
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, penalty_of

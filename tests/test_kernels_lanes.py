@@ -13,7 +13,7 @@ from reference import dcd as twin
 from reference import lanes as reference
 
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.vectors import LANES
+from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.kernels.dcd import Steps, row_squares
 from xmc_stream.linear.kernels.lanecd import begin_lanes, descend_lanes, new_lanes
 from xmc_stream.linear.kernels.penalty import ONCE, Times

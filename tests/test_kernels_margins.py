@@ -45,8 +45,9 @@ from xmc_stream.grouplasso.kernels.margins import (
     settle,
 )  # fmt: skip
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.instructions import total
+from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.lines import lanes
-from xmc_stream.kernels.vectors import _plain_total, total
 
 losses = pytest.mark.parametrize("loss", LOSSES)
 
@@ -327,10 +328,8 @@ def test_exponentials_sums_and_draws() -> None:
     assert np.abs(got / np.exp(xs.astype(np.float64)) - 1).max() < 3e-7
     assert np.isfinite([fast_exp(np.float32(x)) for x in (-1e6, 1e6)]).all()
     values = np.random.default_rng(0).random(48).astype(np.float32)
-    from numba import njit
-
-    summed = njit(lambda array: total(array))
-    assert summed(values) == _plain_total(values) == pytest.approx(values.sum(dtype=np.float64), rel=1e-6)
+    summed = kernel(lambda array: total(array))
+    assert summed(values) == total(values) == pytest.approx(values.sum(dtype=np.float64), rel=1e-6)
     out = np.empty(20_000, np.int64)
     draw(7, np.uint64(2**63 + 5), out)
     counts = np.bincount(out, minlength=7)

@@ -23,8 +23,8 @@ def unless_plain(compiled: T, plain: T) -> T:
 
 @contextmanager
 def nothing_is_compiled(kernel: Any) -> Iterator[None]:
-    """A block in which a kernel, whose machine code is loaded, is compiled for no other arguments."""
-    assert kernel.machine_code
-    by_numba = list(kernel.numba.signatures)
+    """A block in which a kernel, which is loaded, is compiled for no other arguments."""
+    loaded = list(kernel.numba.signatures)
+    assert loaded
     yield
-    assert list(kernel.numba.signatures) == by_numba
+    assert list(kernel.numba.signatures) == loaded

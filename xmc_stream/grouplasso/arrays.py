@@ -113,8 +113,8 @@ class InFile:
         step, hole = max(1, _MOST // self._line), _HOLE // self._line
         for low in range(0, len(lines), step):
             stop_if_unwanted()
-            some = slice(low, low + step)
-            if not pwrite_lines(self._fd, lines[some], hole, self._staging, places[some], values):
+            some, at = (numbers[low : low + step].astype(np.int64, copy=False) for numbers in (lines, places))
+            if not pwrite_lines(self._fd, some, hole, self._staging, at, values):
                 raise StoreError(f"{self._path} cannot be written: look at the disk and run the same command again")
 
     def clear(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.instructions import popcount
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.popcount import popcount
 
 _WORTH = 64  # words that are looked through in less time than a number is sorted in
 

@@ -1,97 +1,145 @@
-"""Which kernels were compiled before: notes for the very sources, numba and processor.
+"""Where compiled kernels are kept, and which were compiled before, for the very sources, numba and processor.
 
-A note may hold the machine code of the kernels that some work calls: then they are loaded without numba.
+Numba keeps a kernel for the file that it stands in. The code of other kernels, their constants and the order of a tuple's
+members are in it too: code that is older than these would take one array for another. So there is a folder for the sources
+that all kernels have. When it is made, those of older sources go.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
-import pickle
-from contextlib import suppress
-from importlib import import_module
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO
+from zlib import crc32
 
-from xmc_stream.kernels import machine
-from xmc_stream.kernels.jit import Kernel, sources
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
-_DIGEST = 32  # bytes, at the beginning of a note that holds machine code
+_PACKAGE = Path(__file__).parents[1]
+_PATIENCE = 60.0  # seconds that a process waits for another one that compiles: that may be stopped
+LOG = logging.getLogger("xmc_stream")
 
 
 @functools.cache
-def _folder() -> Path | None:
-    """Where notes are: in the places that numba would use too, which importing it would have to tell; None if none can be."""
-    told = os.environ.get("NUMBA_CACHE_DIR")
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    for folder in (Path(told),) if told else (Path(__file__).parent / "__pycache__", Path(home, "xmc_stream")):
+def versions() -> dict[str, str]:
+    """Of numba and llvmlite, without importing them."""
+    return {name: version(name) for name in ("numba", "llvmlite")}
+
+
+@functools.cache
+def processor_type() -> str:
+    """The name that LLVM has for this processor, and a number for all its features: what code is compiled for."""
+    from llvmlite import binding
+
+    features = str(binding.get_host_cpu_features().flatten()).encode()
+    return f"{binding.get_host_cpu_name()} {crc32(features):08x}"
+
+
+@functools.cache
+def folder() -> Path | None:
+    """The folder of compiled kernels, which is there; None where there is no place that can be written to."""
+    made_by = f"{_PACKAGE} {sys.implementation.cache_tag} {versions()}"
+    own = f"xmc_stream-{hashlib.sha256(made_by.encode()).hexdigest()[:8]}"
+    for place in _places():
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK):
-                return folder
+            kept = place / own / _sources()
+            if not kept.is_dir():
+                kept.mkdir(parents=True, exist_ok=True)
+                for other in kept.parent.iterdir():
+                    if other != kept:
+                        shutil.rmtree(other, ignore_errors=True)
+            tempfile.TemporaryFile(dir=kept).close()
+            return kept
+    LOG.warning(
+        "note: compiled kernels cannot be kept, as no folder for them can be written to: each process compiles them anew, "
+        "which takes seconds. Set NUMBA_CACHE_DIR to a folder that can be"
+    )
     return None
 
 
-def _note(name: str) -> Path | None:
-    """The file that says so; None where nothing is cached."""
-    folder = _folder()
-    if folder is None:
-        return None
-    told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))  # how to compile
-    made_of = hashlib.sha256(f"{name} {machine.stamp()} {told} {sources()}".encode())
-    return folder / f"xmc_stream-{made_of.hexdigest()[:16]}.compiled"
+def _places() -> Iterator[Path]:
+    """Where the folder may be, in order; some cannot be written to."""
+    if told := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(told).absolute()
+    yield Path(__file__).parent / "__pycache__"
+    for home in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+        if os.path.isabs(home):  # without a home, ~ stays as it is
+            yield Path(home)
+    with suppress(OSError):
+        shared = Path(tempfile.gettempdir(), f"xmc_stream-kernels-{os.getuid()}")
+        shared.mkdir(mode=0o700, exist_ok=True)
+        found = shared.lstat()  # another user may have made it, or a link to somewhere
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700:
+            yield shared
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of the sources of all kernels."""
+    made_of = hashlib.sha256()
+    for source in sorted(_PACKAGE.rglob("kernels/*.py")):
+        made_of.update(source.read_bytes())
+    return made_of.hexdigest()[:16]
 
 
 def compiled_before(name: str) -> bool:
-    """Whether what `name` stands for is in the cache; True also where there is no cache to put it in."""
-    note = _note(name)
-    return note is None or note.exists()
+    """Whether what `name` stands for is kept."""
+    note = _note(name, "compiled")
+    return note is not None and note.exists()
 
 
 def note_compiled(name: str) -> None:
     """Say that it is; where that cannot be written down, it is not."""
-    _write(name, b"")
+    if (note := _note(name, "compiled")) is not None:
+        with suppress(OSError):
+            note.touch()
 
 
-def note_calls(name: str, calls: dict[tuple[Kernel, Any], Any]) -> None:
-    """Say so, and keep the machine code of kernels that were called, as `calls_listed` has them."""
-    kept = []
-    for (kernel, kinds), types in calls.items():
-        function = kernel.py_func
-        kept.append(machine.kept_of(function.__module__, function.__name__, kinds, kernel.numba.overloads[types]))
-    noted = pickle.dumps(kept)
-    _write(name, hashlib.sha256(noted).digest() + noted)
-
-
-def load_noted(name: str) -> bool:
-    """Load the machine code that a note holds; False where it holds none, or is damaged."""
-    note = _note(name)
+@contextmanager
+def turn(name: str) -> Iterator[None]:
+    """A block that one process of a machine is in at a time; who has waited a minute goes on without."""
+    lock = _note(name, "lock")
+    held = None if lock is None else take(lock)
     try:
-        noted = b"" if note is None else note.read_bytes()
-    except OSError:
-        return False
-    if note is None or not noted:
-        return False
-    told, noted = noted[:_DIGEST], noted[_DIGEST:]
-    if told != hashlib.sha256(noted).digest():  # damaged code would end the process, or do worse
-        with suppress(OSError):
-            note.unlink()  # the next process makes it anew
-        return False
-    kept: list[machine.Kept] = pickle.loads(noted)
-    wanted: list[tuple[Kernel, machine.Kept]] = [(getattr(import_module(one.module), one.name), one) for one in kept]
-    wanted = [
-        (kernel, one) for kernel, one in wanted if one.kinds not in kernel.machine_code
-    ]  # other work may call it too
-    for (kernel, one), function in zip(wanted, machine.load(one for _, one in wanted), strict=True):
-        kernel.machine_code[one.kinds] = function
-    return True
+        yield
+    finally:
+        if held is not None:
+            held.close()
 
 
-def _write(name: str, noted: bytes) -> None:
-    note = _note(name)
-    if note is not None:
-        work = note.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):
-            work.write_bytes(noted)
-            work.replace(note)  # whoever looks meanwhile finds it whole
+def take(file: Path) -> IO[str] | None:
+    """The file, locked, for which this process waits a minute; None where it has no luck, or where there are no locks."""
+    end = time.monotonic() + _PATIENCE
+    with suppress(OSError):
+        lock = open(file, "a")  # noqa: SIM115
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.02)
+            else:
+                return lock
+        lock.close()
+    return None
+
+
+def _note(name: str, kind: str) -> Path | None:
+    """A file for what `name` stands for; None where nothing is kept."""
+    if (kept := folder()) is None:
+        return None
+    told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))  # how to compile
+    made_of = hashlib.sha256(f"{name} {processor_type()} {told}".encode())
+    return kept / f"{made_of.hexdigest()[:16]}.{kind}"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import instruction, kernel
+from xmc_stream.kernels.instructions import fadvise, memcpy, pread, pwrite
+from xmc_stream.kernels.jit import kernel
 
-_pread, _pwrite, _memcpy, _fadvise = map(instruction, ("pread", "pwrite", "memcpy", "fadvise"))
 _ADVICE = hasattr(os, "posix_fadvise")
 _WILL_NEED = os.POSIX_FADV_WILLNEED if _ADVICE else 0
 _PAGE = 1 << 12
@@ -65,7 +65,7 @@ def pread_ranges(
             end, high, _ = _group(asked, starts, counts, hole, most)
             if _ADVICE and asked > begin:
                 for at in range(starts[asked] * itemsize, high * itemsize, piece):
-                    _fadvise(fd, at, min(piece, high * itemsize - at), _WILL_NEED)
+                    fadvise(fd, at, min(piece, high * itemsize - at), _WILL_NEED)
             waiting += (high - starts[asked]) * itemsize + _PAGE
             asked = end
         low = starts[begin]
@@ -73,11 +73,11 @@ def pread_ranges(
         n = (high - low) * itemsize
         waiting -= n + _PAGE
         if dense:
-            if n > 0 and _pread(fd, out.ctypes.data + filled, n, low * itemsize) != n:
+            if n > 0 and pread(fd, out.ctypes.data + filled, n, low * itemsize) != n:
                 return False
             filled += n
         else:
-            if _pread(fd, staging.ctypes.data, n, low * itemsize) != n:
+            if pread(fd, staging.ctypes.data, n, low * itemsize) != n:
                 return False
             while begin < end:  # ranges without a hole between them at once
                 first, next_ = starts[begin], starts[begin] + counts[begin]
@@ -87,7 +87,7 @@ def pread_ranges(
                     begin += 1
                 size = (next_ - first) * itemsize
                 # the assignment of a slice takes several times as long here
-                _memcpy(out.ctypes.data + filled, staging.ctypes.data + (first - low) * itemsize, size)
+                memcpy(out.ctypes.data + filled, staging.ctypes.data + (first - low) * itemsize, size)
                 filled += size
         begin = end
     return True
@@ -113,11 +113,11 @@ def pwrite_lines(
             high = lines[end - 1] + 1
         low = lines[begin]
         n = (high - low) * size
-        if not dense and _pread(fd, staging.ctypes.data, n, low * size) != n:
+        if not dense and pread(fd, staging.ctypes.data, n, low * size) != n:
             return False
         for t in range(begin, end):
-            _memcpy(staging.ctypes.data + (lines[t] - low) * size, values.ctypes.data + places[t] * size, size)
-        if _pwrite(fd, staging.ctypes.data, n, low * size) != n:
+            memcpy(staging.ctypes.data + (lines[t] - low) * size, values.ctypes.data + places[t] * size, size)
+        if pwrite(fd, staging.ctypes.data, n, low * size) != n:
             return False
         begin = end
     return True

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.instructions import prefetch_near
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.lines import CACHE_LINE
-from xmc_stream.kernels.prefetch import prefetch_near
 
 AHEAD = 24  # entries, by which lines of a dense matrix are asked for before they are used
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, CSRBlock, Labels, PatternBlock
-from xmc_stream.kernels.vectors import LANES
+from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.kernels.dcd import Steps, row_squares
 from xmc_stream.linear.kernels.lanecd import (
     begin_lanes,

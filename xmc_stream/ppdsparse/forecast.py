@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.vectors import LANES
+from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import implied_needs, implied_read
 from xmc_stream.linear.tiles import EIGHTH, TileRange, tile_width, widest
 from xmc_stream.linear.units import cut_units

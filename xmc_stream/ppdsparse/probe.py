@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
-from xmc_stream.kernels.vectors import LANES
+from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.kernels.dcd import new_scratch
 from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.kernels.penalty import ONCE

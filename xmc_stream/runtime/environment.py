@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from xmc_stream.kernels.machine import processor_type, versions
+from xmc_stream.kernels.cache import processor_type, versions
 from xmc_stream.version import __version__
 
 

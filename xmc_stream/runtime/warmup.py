@@ -1,8 +1,6 @@
-"""Loading every kernel that some work needs.
+"""Loading every kernel that some work needs, by doing the work on a few made-up rows.
 
-Kernels are compiled once a machine (seconds), by doing the work on a few made-up rows. A list is kept of what the same
-work loads the second time, and other processes load that. A plan can only count what is left of the limit when that is
-over.
+Kernels are compiled once a machine (seconds). A plan can only count what is left of the limit when that is over.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from xmc_stream.kernels.cache import compiled_before, load_noted, note_calls, note_compiled
-from xmc_stream.kernels.jit import calls_listed
+from xmc_stream.kernels.cache import compiled_before, folder, note_compiled, turn
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset
@@ -73,30 +70,20 @@ class WarmUp(ABC):
         if not compiled:
             LOG.info(_compiling(self.seconds))
             current().phase(_compiling(self.seconds), None)
-            room = available_threads() > 1 and available_memory() > 3 * _COMPILER
-            compiling = ("load", "compile_beside") if room and self.in_two_parts else ("load",)
-            if self._elsewhere(*compiling) == 0 and (self._elsewhere("note") or self._elsewhere("load_noted")):
-                note_compiled(name)  # at least that
+            with turn(name):
+                if folder() is not None and not compiled_before(name) and self._compile():
+                    note_compiled(name)
             current().phase("loading kernels", None)
         between = time.perf_counter()
-        try:
-            noted = self.load_noted()
-        except (AttributeError, ImportError):  # of a method of somebody else's, which has changed since
-            noted = False
-        if not noted:
-            self.load()
+        self.load()
+        if not compiled:
+            note_compiled(name)
         _loaded.add(name)
         return {"compiling": 0.0 if compiled else between - began, "loading": time.perf_counter() - between}
 
-    def note(self) -> None:
-        """Load, in a process that has loaded nothing, what is compiled; and keep what is called of it."""
-        with calls_listed() as calls:
-            self.load()
-        note_calls(self.loads, calls)
-
-    def load_noted(self) -> bool:
-        """Load what was kept; False where nothing was. Another process tries it first."""
-        return load_noted(self.loads)
+    def _compile(self) -> bool:
+        room = available_threads() > 1 and available_memory() > 3 * _COMPILER
+        return self._elsewhere("load", *(["compile_beside"] if room and self.in_two_parts else [])) == 0
 
     def _elsewhere(self, *whats: str) -> int:
         """Do each in a process of its own, beside each other; returns how the first ended."""

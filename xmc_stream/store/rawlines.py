@@ -26,7 +26,7 @@ def read_lines(fd: int, path: Path, lines: NDArray[np.int64], staging: NDArray[n
     step = max(1, _MOST // length)
     for low in range(0, len(lines), step):
         stop_if_unwanted()
-        some = lines[low : low + step]
+        some = lines[low : low + step].astype(np.int64, copy=False)
         room = data[low * length : (low + len(some)) * length]
         if not pread_ranges(fd, some, np.ones(len(some), np.int64), length, _HOLE // length, 0, WINDOW, staging, room):
             raise StoreError(f"{path} ends early or cannot be read: run the same command again, it goes on")

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.instructions import prefetch_near
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.lines import CACHE_LINE
-from xmc_stream.kernels.prefetch import prefetch_near
 from xmc_stream.kernels.products import AHEAD
 
 

@@ -30,9 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.instructions import prefetch, total
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.prefetch import prefetch
-from xmc_stream.kernels.vectors import total
 
 LOSSES = ("multiclass", "multitask", "logistic", "label-ranking")
 MULTICLASS, MULTITASK, LOGISTIC, RANKING = range(4)

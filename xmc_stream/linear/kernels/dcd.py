@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.bits import sort_numbers
 from xmc_stream.kernels.blocks import CSR, ActiveSets
+from xmc_stream.kernels.instructions import LANES, prefetch
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder, stream_order
 from xmc_stream.kernels.permutation import key_of, visiting_order
-from xmc_stream.kernels.prefetch import prefetch
-from xmc_stream.kernels.vectors import LANES
 from xmc_stream.linear.kernels.penalty import Penalty, Times, of_class, of_lines, of_row
 
 _AHEAD = 4  # rows: memory is asked for so many before it is needed

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets
+from xmc_stream.kernels.instructions import LANES, prefetch, soft_product
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.kernels.prefetch import prefetch
-from xmc_stream.kernels.vectors import LANES, soft_product
 from xmc_stream.linear.kernels.dcd import Scratch, Steps, awake_in_order, dual_terms, wake
 from xmc_stream.linear.kernels.penalty import Penalty, Times, of_class, of_lines, of_row
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.instructions import widen
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.linear.kernels.narrow import widen
 from xmc_stream.linear.kernels.scores import Tile
 
 TOGETHER = 4  # rows, and features

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.instructions import LANES, add_to_lines, lane_step, prefetch, soft_lines
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.permutation import key_of, visiting_order
-from xmc_stream.kernels.prefetch import prefetch
-from xmc_stream.kernels.vectors import LANES, add_to_lines, lane_step, soft_lines
 from xmc_stream.linear.kernels.dcd import Steps
 from xmc_stream.linear.kernels.penalty import Penalty, of_class
 

@@ -6,12 +6,10 @@ multiplies by it: what is saved is the bytes that the loop waits for.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import instruction, kernel
+from xmc_stream.kernels.jit import kernel
 
 _INFINITE = np.uint32(0x7F80)  # the upper half of infinity; what is below is finite
 _SIGN, _SIZE = np.uint32(0x8000), np.uint32(0x7FFF)
@@ -31,13 +29,3 @@ def narrow(values: NDArray[np.float32]) -> NDArray[np.uint16]:
             half = (half & _SIGN) | (_INFINITE - np.uint32(1))
         halves[p] = half
     return halves[: len(values)]
-
-
-def _plain_widen(weight: Any) -> np.float32:
-    """The same in NumPy."""
-    if isinstance(weight, np.uint16):
-        weight = np.array([int(weight) << 16], np.uint32).view(np.float32)[0]
-    return np.float32(weight)
-
-
-widen: Any = instruction("widen", _plain_widen)

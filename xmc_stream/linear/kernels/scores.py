@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.instructions import prefetch, widen
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.prefetch import prefetch
-from xmc_stream.linear.kernels.narrow import widen
 
 DENSE_SHARE = 4  # a feature is stored dense when at least 1/4 of the tile's classes have it: see docs/architecture.md
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.instructions import prefetch
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.prefetch import prefetch
 
 Int = Any  # of Python or NumPy: compiled code makes no difference
 PLACE_BYTES = 8

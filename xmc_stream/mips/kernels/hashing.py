@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import Labels
+from xmc_stream.kernels.instructions import LANES, WORD, at_most, popcount, prefetch, product
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.popcount import popcount
-from xmc_stream.kernels.prefetch import prefetch
-from xmc_stream.kernels.vectors import LANES, WORD, at_most, product
 from xmc_stream.mips.kernels.innerproducts import Best
 
 _AHEAD, _LINE = 4, 16  # candidates that vectors are fetched ahead of, floats of a cache line

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.instructions import prefetch
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.prefetch import prefetch
 
 V_BYTES, W_BYTES = 16, 8  # of a place in either arena
 V_WIDTH = 4  # words of a place of v: label, position, and two that are its value

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.bits import place_of, sort_numbers
 from xmc_stream.kernels.domains import FIRST_NEGATIVES
+from xmc_stream.kernels.instructions import popcount
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, permuted, word_bits
-from xmc_stream.kernels.popcount import popcount
 from xmc_stream.ppdsparse.kernels.search import keep_best
 
 _BELOW = np.float32(-2.0)  # rows that are found score above: they violate, or nearly

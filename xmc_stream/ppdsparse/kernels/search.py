@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.instructions import above, popcount
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.popcount import popcount
 from xmc_stream.kernels.ranking import LANES
-from xmc_stream.kernels.vectors import above
 from xmc_stream.linear.kernels.denserows import chunks, score_fours
 from xmc_stream.linear.kernels.scores import FEW, Tile, met, score_all, score_few
 

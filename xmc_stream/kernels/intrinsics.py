@@ -1,0 +1,376 @@
+"""Instructions of the processor, and functions of the C library, that compiled kernels call for those of `instructions`.
+
+Imported when a kernel is compiled. Each intrinsic is asked for its code by types, and returns None for those that it does
+not take.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, overload
+
+from xmc_stream.kernels import instructions
+from xmc_stream.kernels.instructions import HALF_WORD, LANES, WORD
+
+_cgutils: Any = cgutils  # it has no types
+
+
+def _into(level: int) -> Callable[..., Any]:
+    """An instruction that brings memory into a cache; level: 3 for the first one, 2 for the second."""
+
+    def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+        if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and index == types.int64):
+            return None
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(array)(context, builder, arguments[0]).data
+            pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.PointerType(ir.IntType(8)))
+            number = ir.IntType(32)
+            of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+            function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], of)
+            read, keep, of_data = number(0), number(level), number(1)
+            builder.call(function, [pointer, read, keep, of_data])
+            return context.get_dummy_value()
+
+        return types.void(array, index), generate
+
+    return prefetch
+
+
+_prefetch, _prefetch_near = intrinsic(_into(2)), intrinsic(_into(3))
+
+
+@intrinsic
+def _popcount(typingctx: Any, word: Any) -> Any:
+    if word != types.uint64:
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(word), generate
+
+
+@intrinsic
+def _widen(typingctx: Any, weight: Any) -> Any:
+    if weight not in (types.float32, types.uint16):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if weight == types.float32:
+            return arguments[0]
+        word = ir.IntType(32)
+        return builder.bitcast(builder.shl(builder.zext(arguments[0], word), word(16)), ir.FloatType())
+
+    return types.float32(weight), generate
+
+
+def _are_float32(*arrays: Any) -> bool:
+    return all(
+        isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == types.float32
+        for array in arrays
+    )
+
+
+@intrinsic
+def _total(typingctx: Any, array: Any) -> Any:
+    if not _are_float32(array):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        made = context.make_array(array)(context, builder, arguments[0])
+        vector = ir.VectorType(ir.FloatType(), LANES)
+        sums = _cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
+        step = ir.Constant(ir.IntType(64), LANES)
+        with _cgutils.for_range(builder, builder.sdiv(made.nitems, step)) as loop:
+            place = builder.gep(made.data, [builder.mul(loop.index, step)])
+            values = builder.load(builder.bitcast(place, ir.PointerType(vector)), align=4)
+            builder.store(builder.fadd(builder.load(sums), values), sums)
+        return _halved(builder, builder.load(sums))
+
+    return types.float32(array), generate
+
+
+def _halved(builder: Any, sums: Any) -> Any:
+    """LANES sums as one: halves added to halves."""
+    total, width = sums, LANES
+    while width > 1:
+        width //= 2
+        halves = [
+            builder.shuffle_vector(
+                total, ir.Constant(total.type, ir.Undefined),
+                ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(first, first + width))),
+            )
+            for first in (0, width)
+        ]  # fmt: skip
+        total = builder.fadd(*halves)
+    return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
+
+
+@intrinsic
+def _product(typingctx: Any, a: Any, at_a: Any, b: Any, at_b: Any, n: Any) -> Any:
+    if not (_are_float32(a, b) and at_a == types.int64 and at_b == types.int64 and n == types.int64):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), LANES)
+        starts = [
+            builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+            for kind, array, at in ((a, arguments[0], arguments[1]), (b, arguments[2], arguments[3]))
+        ]
+        sums = _cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
+        step = ir.Constant(ir.IntType(64), LANES)
+        with _cgutils.for_range(builder, builder.sdiv(arguments[4], step)) as loop:
+            offset = builder.mul(loop.index, step)
+            x, y = (
+                builder.load(builder.bitcast(builder.gep(start, [offset]), ir.PointerType(vector)), align=4)
+                for start in starts
+            )
+            builder.store(builder.fadd(builder.load(sums), builder.fmul(x, y)), sums)
+        return _halved(builder, builder.load(sums))
+
+    return types.float32(a, at_a, b, at_b, n), generate
+
+
+@intrinsic
+def _soft_product(typingctx: Any, row: Any, at: Any, v: Any, n: Any, lam: Any) -> Any:
+    arrays = all(isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" for array in (row, v))
+    numbers = at == types.int64 and n == types.int64 and lam == types.float64
+    if not (arrays and numbers and row.dtype == types.float32 and v.dtype == types.float64):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        narrow, vector = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.DoubleType(), LANES)
+        of_row = builder.gep(context.make_array(row)(context, builder, arguments[0]).data, [arguments[1]])
+        of_v = context.make_array(v)(context, builder, arguments[2]).data
+        high = builder.insert_element(ir.Constant(vector, ir.Undefined), arguments[4], ir.Constant(ir.IntType(32), 0))
+        high = builder.shuffle_vector(
+            high, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        )
+        low = builder.fneg(high)
+        sums = _cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
+        step = ir.Constant(ir.IntType(64), LANES)
+        with _cgutils.for_range(builder, builder.sdiv(arguments[3], step)) as loop:
+            offset = builder.mul(loop.index, step)
+            x, y = (
+                builder.load(builder.bitcast(builder.gep(start, [offset]), ir.PointerType(kind)), align=align)
+                for start, kind, align in ((of_row, narrow, 4), (of_v, vector, 8))
+            )
+            clipped = builder.select(builder.fcmp_ordered(">", y, low), y, low)
+            clipped = builder.select(builder.fcmp_ordered("<", clipped, high), clipped, high)
+            product = builder.fmul(builder.fpext(x, vector), builder.fsub(y, clipped))
+            builder.store(builder.fadd(builder.load(sums), product), sums)
+        return _halved(builder, builder.load(sums))
+
+    return types.float64(row, at, v, n, lam), generate
+
+
+@intrinsic
+def _at_most(typingctx: Any, array: Any, at: Any, limit: Any) -> Any:
+    whole = isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == types.uint8
+    if not (whole and at == types.int64 and limit == types.uint8):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(8), WORD)
+        place = builder.gep(context.make_array(array)(context, builder, arguments[0]).data, [arguments[1]])
+        values = builder.load(builder.bitcast(place, ir.PointerType(vector)), align=1)
+        limits = builder.insert_element(ir.Constant(vector, ir.Undefined), arguments[2], ir.Constant(ir.IntType(32), 0))
+        limits = builder.shuffle_vector(
+            limits, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), WORD), [0] * WORD)
+        )
+        return builder.bitcast(builder.icmp_unsigned("<=", values, limits), ir.IntType(64))
+
+    return types.uint64(array, at, limit), generate
+
+
+@intrinsic
+def _above(typingctx: Any, array: Any, at: Any, bounds: Any) -> Any:
+    if not (at == types.int64 and _are_float32(array, bounds)):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), HALF_WORD)
+        values, limits = (
+            builder.load(
+                builder.bitcast(
+                    builder.gep(context.make_array(kind)(context, builder, value).data, [arguments[1]]),
+                    ir.PointerType(vector),
+                ),
+                align=4,
+            )
+            for kind, value in ((array, arguments[0]), (bounds, arguments[2]))
+        )
+        bits = builder.bitcast(builder.fcmp_ordered(">", values, limits), ir.IntType(HALF_WORD))
+        return builder.zext(bits, ir.IntType(WORD))
+
+    return types.uint64(array, at, bounds), generate
+
+
+@intrinsic
+def _soft_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: Any, v: Any, lam: Any, sums: Any) -> Any:
+    if not (_are_float32(values, v, sums) and _are_entries(indices, begin, end) and lam == types.float32):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        of_indices, of_values, of_v, of_sums = (
+            context.make_array(kind)(context, builder, arguments[at]).data
+            for at, kind in ((0, indices), (1, values), (4, v), (6, sums))
+        )
+        first, last, vector = arguments[2], arguments[3], ir.VectorType(ir.FloatType(), LANES)
+        high = _in_all_lanes(builder, arguments[5])
+        low, one, two = builder.fneg(high), ir.Constant(ir.IntType(64), 1), ir.Constant(ir.IntType(64), 2)
+        zero = ir.Constant(vector, [0.0] * LANES)
+        even, odd = (_cgutils.alloca_once_value(builder, zero) for _ in range(2))
+
+        def add(p: Any, sum_: Any) -> None:
+            x = builder.load(_line(builder, of_indices, p, of_v, indices.dtype), align=4)
+            clipped = builder.select(builder.fcmp_ordered(">", x, low), x, low)
+            clipped = builder.select(builder.fcmp_ordered("<", clipped, high), clipped, high)
+            value = _in_all_lanes(builder, builder.load(builder.gep(of_values, [p])))
+            product = builder.fmul(value, builder.fsub(x, clipped))
+            builder.store(builder.fadd(builder.load(sum_), product), sum_)
+
+        n = builder.sub(last, first)
+        with _cgutils.for_range(builder, builder.sdiv(n, two)) as loop:
+            p = builder.add(first, builder.mul(loop.index, two))
+            add(p, even)
+            add(builder.add(p, one), odd)
+        with builder.if_then(builder.icmp_signed("==", builder.srem(n, two), one)):
+            add(builder.sub(last, one), even)
+        total = builder.fadd(builder.load(even), builder.load(odd))
+        builder.store(total, builder.bitcast(of_sums, ir.PointerType(vector)), align=4)
+        return context.get_dummy_value()
+
+    return types.void(indices, values, begin, end, v, lam, sums), generate
+
+
+@intrinsic
+def _add_to_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: Any, steps: Any, v: Any) -> Any:
+    if not (_are_float32(values, steps, v) and _are_entries(indices, begin, end)):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        of_indices, of_values, of_steps, of_v = (
+            context.make_array(kind)(context, builder, arguments[at]).data
+            for at, kind in ((0, indices), (1, values), (4, steps), (5, v))
+        )
+        vector = ir.VectorType(ir.FloatType(), LANES)
+        step = builder.load(builder.bitcast(of_steps, ir.PointerType(vector)), align=4)
+        with _cgutils.for_range(builder, builder.sub(arguments[3], arguments[2])) as loop:
+            p = builder.add(arguments[2], loop.index)
+            line = _line(builder, of_indices, p, of_v, indices.dtype)
+            value = _in_all_lanes(builder, builder.load(builder.gep(of_values, [p])))
+            builder.store(builder.fadd(builder.load(line, align=4), builder.fmul(value, step)), line, align=4)
+        return context.get_dummy_value()
+
+    return types.void(indices, values, begin, end, steps, v), generate
+
+
+@intrinsic
+def _lane_step(
+    typingctx: Any, i: Any, awake: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any, alpha: Any,
+    sums: Any, met: Any,
+) -> Any:  # fmt: skip
+    numbers = i == types.int64 and square == weight == tau == types.float32 and awake == positive == types.uint16
+    if not (numbers and _are_float32(h2, upper, alpha, sums, met)):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), LANES)
+
+        def place(at: int, kind: Any, line: Any) -> Any:
+            start = context.make_array(kind)(context, builder, arguments[at]).data
+            first = builder.gep(start, [builder.mul(line, ir.Constant(ir.IntType(64), LANES))])
+            return builder.bitcast(first, ir.PointerType(vector))
+
+        def load(at: int, kind: Any, line: int) -> Any:
+            return builder.load(place(at, kind, ir.Constant(ir.IntType(64), line)), align=4)
+
+        zero, half, one = (ir.Constant(vector, [value] * LANES) for value in (0.0, 0.5, 1.0))
+        square, weight, tau = (_in_all_lanes(builder, arguments[at]) for at in (2, 3, 4))
+        may_move, is_positive = (builder.bitcast(arguments[at], ir.VectorType(ir.IntType(1), LANES)) for at in (1, 5))
+        sign = builder.select(is_positive, one, builder.fneg(one))
+        own_h2 = builder.fdiv(builder.select(is_positive, load(6, h2, 1), load(6, h2, 0)), weight)
+        most = builder.fmul(builder.select(is_positive, load(7, upper, 1), load(7, upper, 0)), weight)
+        before = builder.load(place(8, alpha, arguments[0]), align=4)
+        g = builder.fsub(builder.fmul(sign, builder.fdiv(load(9, sums, 0), tau)), one)
+        g = builder.fadd(g, builder.fmul(before, own_h2))
+        curvature = builder.fadd(builder.fdiv(square, tau), own_h2)
+        after = builder.fsub(before, builder.fdiv(g, curvature))
+        after = builder.select(builder.fcmp_ordered(">", after, zero), after, zero)
+        after = builder.select(builder.fcmp_ordered("<", after, most), after, most)
+        after = builder.select(may_move, after, before)
+        moved = builder.fcmp_ordered("!=", after, before)
+        size = builder.select(builder.fcmp_ordered("<", g, zero), builder.fneg(g), g)
+        size = builder.select(moved, size, zero)
+        largest = load(10, met, 0)
+        largest = builder.select(builder.fcmp_ordered(">", size, largest), size, largest)
+        step = builder.fsub(after, before)
+        lost = builder.fmul(step, builder.fadd(g, builder.fmul(half, builder.fmul(curvature, step))))
+        first, second = (ir.Constant(ir.IntType(64), line) for line in (0, 1))
+        builder.store(largest, place(10, met, first), align=4)
+        builder.store(builder.fsub(load(10, met, 1), lost), place(10, met, second), align=4)
+        builder.store(after, place(8, alpha, arguments[0]), align=4)
+        builder.store(builder.fmul(step, sign), place(9, sums, first), align=4)
+        return builder.bitcast(moved, ir.IntType(LANES))
+
+    return types.uint16(i, awake, square, weight, tau, positive, h2, upper, alpha, sums, met), generate
+
+
+def _are_entries(indices: Any, begin: Any, end: Any) -> bool:
+    plain = isinstance(indices, types.Array) and indices.ndim == 1 and indices.layout == "C"
+    return plain and indices.dtype in (types.int32, types.int64) and begin == types.int64 and end == types.int64
+
+
+def _line(builder: Any, indices: Any, p: Any, v: Any, index: Any) -> Any:
+    """Where the LANES values of the feature of entry p begin."""
+    feature = builder.load(builder.gep(indices, [p]))
+    if index != types.int64:
+        feature = builder.sext(feature, ir.IntType(64))
+    place = builder.gep(v, [builder.mul(feature, ir.Constant(ir.IntType(64), LANES))])
+    return builder.bitcast(place, ir.PointerType(ir.VectorType(ir.FloatType(), LANES)))
+
+
+def _in_all_lanes(builder: Any, value: Any) -> Any:
+    """A float32 in each of LANES places."""
+    vector = ir.VectorType(ir.FloatType(), LANES)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    places = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), places)
+
+
+def _compiled_as(plain: Callable[..., Any], made: Any) -> None:
+    """Have compiled kernels call `made` where they call `plain`."""
+
+    def typed(*arguments):  # type: ignore[no-untyped-def]
+        def call(*arguments):  # type: ignore[no-untyped-def]
+            return made(*arguments)
+
+        return call
+
+    overload(plain)(typed)
+
+
+def _c(name: str, returns: Any, *takes: Any) -> Any:
+    """A function of the C library, found by its name when the code is loaded: compiled code that calls it can be kept."""
+    return types.ExternalFunction(name, returns(*takes))
+
+
+_advise = "posix_fadvise" if hasattr(os, "posix_fadvise") else "getpid"
+for _plain, _made in (
+    (instructions.prefetch, _prefetch), (instructions.prefetch_near, _prefetch_near), (instructions.popcount, _popcount),
+    (instructions.widen, _widen), (instructions.total, _total), (instructions.product, _product),
+    (instructions.soft_product, _soft_product), (instructions.at_most, _at_most), (instructions.above, _above),
+    (instructions.soft_lines, _soft_lines), (instructions.add_to_lines, _add_to_lines), (instructions.lane_step, _lane_step),
+    (instructions.pread, _c("pread", types.intp, types.int32, types.uintp, types.uintp, types.intp)),
+    (instructions.pwrite, _c("pwrite", types.intp, types.int32, types.uintp, types.uintp, types.intp)),
+    (instructions.memcpy, _c("memcpy", types.uintp, types.uintp, types.uintp, types.uintp)),
+    (instructions.fadvise, _c(_advise, types.int32, types.int32, types.intp, types.intp, types.int32)),
+):  # fmt: skip
+    _compiled_as(_plain, _made)
