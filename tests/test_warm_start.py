@@ -11,7 +11,6 @@ import pytest
 import scipy.sparse as sp
 from helpers.problems import TIGHT, dense_weights, problem, tight
 from helpers.trainings import kill_when, train
-from reference import dcd as twin
 from sklearn.svm import LinearSVC
 
 import xmc_stream as xs
@@ -217,16 +216,6 @@ def test_dismec_on_the_command_line(
     wanted = {"lam": 0.0, "tau": 1.0, "C": 2.0, "guide": 0.0, "prune": 0.02}
     assert {name: figures["params"][name] for name in wanted} == wanted
     assert xs.evaluate(tmp_path / "m", xs.open_dataset(test))["P@1"] == pytest.approx(63.7, abs=0.3)
-
-
-def test_the_twin_agrees_that_these_alphas_are_optimal() -> None:
-    X, Y = problem(k=1)
-    Z, y = X.toarray().astype(np.float64), 2 * Y.toarray()[:, 0] - 1.0
-    p = twin.Problem(Z, y, 0.02, 1.3, 0.7, "squared_hinge", True)
-    w = twin.fista(p)
-    alpha = p.C * np.maximum(0, 1 - y * (p.extended @ w))
-    assert np.abs(twin.weights(p, alpha) - w).max() < 1e-6
-    assert abs(twin.gap(p, alpha)) < 1e-6
 
 
 @pytest.mark.slow
