@@ -89,9 +89,7 @@ def test_other_seed_parameters_data_or_format_are_refused(
     with pytest.raises(ResumeError, match="data"):
         xs.PPDSparse(epochs=20, last_epochs=40).fit(small.with_name("small-test.xmc"), model=model)
     monkeypatch.setattr("xmc_stream.training.train.RUN_FORMAT", 10**6)
-    with pytest.raises(
-        ResumeError, match=r"format \d+, not 1000000: give the same, name another model, or overwrite=True"
-    ):
+    with pytest.raises(ResumeError, match=r"format \d+, not 1000000: another version .* begin anew by overwrite=True"):
         xs.PPDSparse(epochs=20, last_epochs=40).fit(small, model=model)
 
 

@@ -24,6 +24,10 @@ from xmc_stream.system.folders import outlives_process
 
 Receipt = dict[str, Any]
 IDENTITY = "identity"
+_ADVICE = {
+    "environment": "resume on the same processor type and package versions, or --force",
+    "format": "another version of xmc_stream began it, and it cannot go on here; begin anew by --overwrite",
+}
 
 
 class Ledger:
@@ -157,12 +161,8 @@ def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]
         if before.get(name) != now.get(name) and not (force and name == "environment")
     ]
     if differ:
-        name = differ[0]
-        hint = (
-            "resume on the same processor type and package versions, or --force"
-            if name == "environment"
-            else "give the same, name another model, or --overwrite"
-        )
+        name = min(differ, key=lambda name: name == "environment")  # what --force does not help against comes first
+        hint = _ADVICE.get(name, "give the same, name another model, or --overwrite")
         what, old, new = _first_difference(name, before.get(name), now.get(name))
         raise ResumeError(f"{path.parent} holds a run with {what} {old}, not {new}: {hint}")
 
