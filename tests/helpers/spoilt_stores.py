@@ -195,7 +195,8 @@ def commands(folder: Path, target: str, r: random.Random) -> list[list[str]]:
             ]),
         ]  # fmt: skip
     if kind == "zarr":
-        return [["verify", str(folder / target), *limit], ["evaluate", str(folder / target), test, "--train", data, *limit],
+        return [["info", str(folder / target), "--digest"],
+                ["verify", str(folder / target), *limit], ["evaluate", str(folder / target), test, "--train", data, *limit],
                 ["plan", "evaluate", str(folder / target), test, *limit]]  # fmt: skip
     solver = target.removesuffix(".left.partial")
     model = str(folder / f"{solver}.left")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from xmc_stream.cli.options import PATH, SEED, STORE, TARGET, checked, common, e
 from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.system.memory import format_size, peak_resident
+
+if TYPE_CHECKING:
+    from xmc_stream.store.digest import StoredArrays
 
 _SHOWN = 20  # phases of a long training that are shown, from its beginning and as many from its end
 
@@ -53,7 +56,10 @@ def verify(
 
 @click.command()
 @click.argument("path", type=STORE)
-@click.option("--digest", is_flag=True, help="Hash the content: two models with one digest are the same model.")
+@click.option(
+    "--digest", is_flag=True,
+    help="Hash the content: two models with one digest are the same model. And all arrays alone, without what is said of them.",
+)  # fmt: skip
 @common
 def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     """Say what the dataset, model or predictions at PATH are: sizes, sparsity, label frequencies, bytes, where it came from.
@@ -61,7 +67,8 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     Of a model also how its training went: seconds, memory and bytes read of each phase; of what is not finished, how
     far it is.
 
-    Nothing passes over the data: numbers a row are of a sample of the rows where there are more than a million.
+    Nothing passes over the data: numbers a row are of a sample of the rows where there are more than a million. --digest
+    reads all of it.
     """
     from xmc_stream.datasets.summary import summarise
     from xmc_stream.datasets.unfinished import unfinished
@@ -86,7 +93,7 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
         with understood(path):  # attributes and logs, which nothing has looked at
             report = {"kind": "model", **describe(model)}
             if digest:
-                report["digest"] = model.digest()
+                report |= {"digest": model.digest(), **_of_arrays(model)}
             lines = _model_lines(report)
     elif under_way := _under_way(path):
         report = under_way
@@ -102,13 +109,15 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
         }
         report = {name: value for name, value in report.items() if name not in ("format", SEAL, LOGS)}
         report["bytes_on_disk"] = folder_bytes(path)
+        if digest:
+            report |= _of_arrays(predictions)
         lines = _plain_lines(report)
     else:
         dataset = open_dataset(path)
         with checked_reading(path.absolute()):
             report = {"kind": "dataset", **dataset.attributes, **summarise(dataset)}
         if digest:
-            report["digest"] = dataset.fingerprint
+            report |= {"digest": dataset.fingerprint, **_of_arrays(dataset)}
         lines = _summary_lines(path, report)
     show(report, as_json, lines)
 
@@ -330,6 +339,12 @@ def copy(source: Path, target: str, overwrite: bool, quiet: bool, as_json: bool,
         + (f" ({passed:,} files were there)" if passed else ""),
         f"{format_size(report['copied_bytes'])} copied in {report['seconds']:.1f} s",
     ])  # fmt: skip
+
+
+def _of_arrays(store: StoredArrays) -> dict[str, str]:
+    """What `info --digest` says of any store."""
+    with seen("info"):
+        return {"arrays_digest": store.arrays_digest()}
 
 
 def _plain_lines(report: dict[str, Any]) -> list[str]:

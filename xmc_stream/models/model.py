@@ -242,6 +242,10 @@ class Model(StoredModel, ABC):
         ------
         StoreError
             The model is damaged: what is read is compared with its checksums.
+
+        See Also
+        --------
+        arrays_digest : of what the files hold alone, whatever the model says of how it was made.
         """
         from xmc_stream.runtime.check import checked_reading
 

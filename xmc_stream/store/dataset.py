@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.chunks import open_array, read_small
+from xmc_stream.store.digest import StoredArrays
 from xmc_stream.store.encoding import (
     Encoding,
     MatrixWriter,
@@ -36,7 +37,7 @@ _COUNTS = 2**16  # counts that are looked through at a time
 _ENCODINGS: dict[str, Encoding] = {"rows": "csr_matrix", "columns": "csc_matrix"}
 
 
-class Dataset:
+class Dataset(StoredArrays):
     """An opened dataset: X (N x D, float32) and Y (N x K, zeros and ones), sparse, on disk.
 
     Opening reads the attributes only. A matrix is opened when a method returns it, and its files are read when rows or

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.digest import StoredArrays
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, publish, remove_unfinished
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.names import Names, open_names
@@ -90,7 +91,7 @@ def is_model(path: Path) -> bool:
     return isinstance(attributes, dict) and attributes.get("format") == FORMAT
 
 
-class StoredModel:
+class StoredModel(StoredArrays):
     """An opened model, of any kind: what it says of itself. What it scores by belongs to its kind, see `models.model`.
 
     n_features D, n_labels K. attributes: where they were read before. Raises StoreError where there is no model, or one of

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.store.digest import StoredArrays
 from xmc_stream.store.encoding import index_dtype, naming, publish
 from xmc_stream.store.inventory import array_files, seal
 from xmc_stream.store.names import Names, open_row_ids
@@ -22,7 +23,7 @@ FORMAT = "xmc_stream predictions"
 CHUNK_ROWS = 4096  # jobs write whole chunks, so they never share one
 
 
-class Predictions:
+class Predictions(StoredArrays):
     """Opened predictions: n_samples, k, and rows of labels and scores.
 
     Raises StoreError where they are damaged, or chunk files are not those that were written; labels are -1 and more.
