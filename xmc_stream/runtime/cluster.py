@@ -8,7 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -46,9 +46,7 @@ _SECONDS = 5  # that a scheduler has to answer
 _ANSWER = 20.0  # seconds that a worker has to answer
 _LOOK = 5.0  # seconds from one look for workers to the next, while a run waits for a job
 _ALONE = 60.0  # seconds that a run without workers waits for one
-_PAUSE = (
-    0.1  # seconds from one look for an outcome to the next, at most: the first comes when dask says that one is there
-)
+_PAUSE = 0.1  # seconds from one look for an outcome to the next, at most: dask says when one is there
 _LATE = 10.0  # seconds that a job must have taken, and so many times what others of its phase take, to be a straggler
 _TIMES = 3.0
 _SILENT = 15.0  # seconds without a heartbeat; they come once a second or two
@@ -97,34 +95,24 @@ def settled_limit(
     size: as of `MemoryLimit.of`. reads: stores that workers read; writes: folders that they write to. Nothing is left there.
     Raises InputError where no scheduler answers, it has no workers, or one of these does not fit (see `workers`).
     """
-    cluster = Cluster(scheduler, "", lambda: False, MemoryLimit.of(size))
-    try:
-        with ExitStack() as files:
-            seen = [files.enter_context(_file_in(_there(of))) for of in writes]
-            told = cluster.ask(Folders(tuple(str(Path(of).absolute()) for of in reads), tuple(of.name for of in seen)))
-        refuse_unfit(told)
-        return common_limit(told, size)
-    finally:
-        cluster.close()
+    with closing(Cluster(scheduler, "", lambda: False, MemoryLimit.of(size))) as cluster, ExitStack() as files:
+        seen = [files.enter_context(_file_in(_there(of))) for of in writes]
+        told = cluster.ask(Folders(tuple(str(Path(of).absolute()) for of in reads), tuple(of.name for of in seen)))
+    refuse_unfit(told)
+    return common_limit(told, size)
 
 
 @contextmanager
 def one_client(scheduler: Any) -> Iterator[distributed.Client]:
     """A client that several runs beside each other share. scheduler: as of `Cluster`, which says what it raises."""
-    cluster = Cluster(scheduler, "", lambda: False, MemoryLimit(0))
-    try:
+    with closing(Cluster(scheduler, "", lambda: False, MemoryLimit(0))) as cluster:
         yield cluster.client
-    finally:
-        cluster.close()
 
 
 def environment_of(scheduler: Any) -> Mapping[str, str]:
     """What the last bits of a run's results depend on: versions, and the processor of the workers."""
-    cluster = Cluster(scheduler, "", lambda: False, MemoryLimit(0))
-    try:
+    with closing(Cluster(scheduler, "", lambda: False, MemoryLimit(0))) as cluster:
         return cluster.terms.environment
-    finally:
-        cluster.close()
 
 
 def _file_in(folder: Path) -> Any:
@@ -202,7 +190,7 @@ class Cluster:
         self._run, self._goes_on, self._limit = run, goes_on, limit
         self._owned = not isinstance(scheduler, distributed.Client)
         if self._owned:
-            self._client = _connected(getattr(scheduler, "scheduler_address", scheduler))
+            self.client = _connected(getattr(scheduler, "scheduler_address", scheduler))
             _hush(1)
         elif scheduler.asynchronous or scheduler.status != "running":
             raise InputError(
@@ -210,8 +198,8 @@ class Cluster:
                 "connected and not asynchronous, or the scheduler's address"
             )
         else:
-            self._client = scheduler
-        rpc = self._client.scheduler
+            self.client = scheduler
+        rpc = self.client.scheduler
         self._address = rpc.address if rpc else ""
         self._tasks: list[_Task] = []  # under way, by `submit`
         self._took: list[float] = []  # seconds, of those of the phase that have ended
@@ -226,11 +214,6 @@ class Cluster:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def client(self) -> distributed.Client:
-        """Of the scheduler."""
-        return self._client
 
     def _meet_workers(self) -> None:
         """Count workers; wait for jobs that a session of this run which is gone left there: they write what ours do."""
@@ -263,36 +246,38 @@ class Cluster:
     def _fit(self) -> dict[str, int]:
         return {one: threads for one, threads in self._there.items() if one not in self._unfit}
 
+    def _on(self) -> str:
+        """What ends the advice to give the same command, where the run goes on then."""
+        return ", it goes on" if self._goes_on() else ""
+
     @contextmanager
     def _asking(self) -> Iterator[None]:
         """Whatever is raised in the block because the scheduler is gone becomes a JobError that says so."""
         try:
             yield
         except Exception as error:
-            connected = self._client.status == "running"  # it connects again by itself, but all its jobs are lost
+            connected = self.client.status == "running"  # it connects again by itself, but all its jobs are lost
             if connected and getattr(error, "reason", "") != "scheduler-connection-lost":
                 raise
-            advice = "start it again, with workers, and give the same command" + (
-                ", it goes on" if self._goes_on() else ""
-            )
+            advice = f"start it again, with workers, and give the same command{self._on()}"
             raise JobError(f"the dask scheduler at {self._address} is gone: {advice}") from None
 
     def _answer(self, question: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """What a coroutine that asks the scheduler returns. Raises JobError where no answer comes within a minute."""
         try:
             with self._asking():
-                return self._client.sync(question, callback_timeout=_ALONE)
+                return self.client.sync(question, callback_timeout=_ALONE)
         except TimeoutError:
             raise JobError(
                 f"the dask scheduler at {self._address} has given no answer for a minute: look at its log, and give the same "
-                "command" + (", it goes on" if self._goes_on() else "")
+                f"command{self._on()}"
             ) from None
 
     def _workers(self) -> dict[str, int]:
         """Threads of each worker, by address."""
 
         async def threads() -> dict[str, int]:
-            return dict(await self._client.nthreads())
+            return dict(await self.client.nthreads())
 
         self._there = self._answer(threads)
         self._seen = time.monotonic()
@@ -302,9 +287,9 @@ class Cluster:
         """What a function says on each worker, by address; an exception where it fails, or no answer comes in time."""
 
         async def answers() -> dict[str, Any]:
-            there = list(await self._client.nthreads())
+            there = list(await self.client.nthreads())
             asked = [
-                asyncio.wait_for(self._client.run(function, *arguments, workers=[one], on_error="return"), _ANSWER)
+                asyncio.wait_for(self.client.run(function, *arguments, workers=[one], on_error="return"), _ANSWER)
                 for one in there
             ]
             told = await asyncio.gather(*asked, return_exceptions=True)
@@ -341,7 +326,7 @@ class Cluster:
         if self._unfit and not where:  # others only where none of these is left
             where = {"workers": list(self._fit), "allow_other_workers": True}
         with self._asking():
-            future = self._client.submit(_on_worker, job, terms, key=key, pure=False, **where)
+            future = self.client.submit(_on_worker, job, terms, key=key, pure=False, **where)
             future.add_done_callback(lambda _: news.set())
         return future
 
@@ -386,8 +371,8 @@ class Cluster:
             return
 
         async def seen() -> tuple[Any, Any]:
-            rpc: Any = self._client.scheduler
-            return await self._client.processing(), await rpc.identity(n_workers=-1)
+            rpc: Any = self.client.scheduler
+            return await self.client.processing(), await rpc.identity(n_workers=-1)
 
         at_work, identity = self._answer(seen)
         about = identity["workers"]
@@ -417,7 +402,7 @@ class Cluster:
             elif self._seen > left + _ALONE:
                 raise JobError(
                     f"the dask scheduler at {self._address} has had no workers for a minute: start some and give the same "
-                    "command" + (", it goes on" if self._goes_on() else "")
+                    f"command{self._on()}"
                 )
             else:
                 LOG.warning("no workers at %s: waiting for one", self._address)
@@ -431,7 +416,7 @@ class Cluster:
             try:
                 outcome = self._outcome_of(job, first)
             except Exception:
-                if task.copies and self._client.status == "running":
+                if task.copies and self.client.status == "running":
                     continue  # the other worker may do better
                 raise
             if isinstance(outcome, Unfit):
@@ -450,11 +435,7 @@ class Cluster:
             LOG.warning("%s; it gets no jobs of this run", worker.why)
         self._unfit.add(worker.address)
         if not self._workers():
-            raise JobError(f"no worker is left that can go on: {worker.why}{self._again()}")
-
-    def _again(self) -> str:
-        """What ends a message of a run that the same command may go on with."""
-        return "; give the same command again" + (", it goes on" if self._goes_on() else "")
+            raise JobError(f"no worker is left that can go on: {worker.why}; give the same command again{self._on()}")
 
     def _outcome_of(self, job: Job, future: Any) -> Done | Failed | Unfit:
         while True:
@@ -466,7 +447,8 @@ class Cluster:
             except distributed.KilledWorker as error:
                 raise JobError(
                     f"job {job.key}: all workers that did it died ({error.allowed_failures + 1}, the last one at "
-                    f"{error.last_worker.address}): see their logs{self._again()}"
+                    f"{error.last_worker.address}): see their logs; give the same "
+                    f"command again{self._on()}"
                 ) from error
             except TimeoutError:
                 if future.status == "error":
@@ -505,12 +487,12 @@ class Cluster:
         self._cancel([future for task in tasks for future in task.copies])
 
     def _cancel(self, futures: list[Any]) -> None:
-        if futures and self._client.status == "running":
+        if futures and self.client.status == "running":
             with suppress(OSError, TimeoutError):  # the scheduler is gone, which the next who asks it says
-                self._client.cancel(futures)
+                self.client.cancel(futures)
 
     def close(self) -> None:
         """Leave the scheduler, if its address was given."""
         if self._owned:
-            self._client.close()
+            self.client.close()
             _hush(-1)
