@@ -16,11 +16,11 @@ from xmc_stream.errors import InputError
 from xmc_stream.factors.factors import Factor, new_factors
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import Learned
-from xmc_stream.lowrank.losses import WStep, _Pairs
 from xmc_stream.lowrank.newton import run_alone, trust_region
 from xmc_stream.lowrank.parameters import LOSSES, LEMLParameters
 from xmc_stream.lowrank.scale import ScaleJob
 from xmc_stream.lowrank.solver import loss_curvatures, loss_slopes, loss_values, solve_columns
+from xmc_stream.lowrank.w_step import WStep, _Pairs
 from xmc_stream.runtime.job import Notes, run_here
 
 LIMIT = "4GB"  # bounds the whole process of the tests

@@ -88,6 +88,13 @@ class GivenPairs:
         return np.repeat(held_out, np.diff(self.indptr))
 
 
+def counted(pairs: AllPairs | GivenPairs, values: Array, held_out: NDArray[np.bool_] | None) -> Array:
+    """Values of pairs, with 0 for those of rows that are held out."""
+    if held_out is not None:
+        values[pairs.rows_left(held_out)] = 0
+    return values
+
+
 def given(mask: Block, y: Block) -> GivenPairs:
     """The pairs of a mask, and which of them are positives."""
     true = np.empty(len(mask.indices), np.bool_)

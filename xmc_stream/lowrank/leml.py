@@ -35,13 +35,14 @@ from xmc_stream.factors.products import (
 from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
 from xmc_stream.kernels.products import add_transposed
+from xmc_stream.lowrank.h_step import LABELS, AlternationJob, LabelsJob
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT
-from xmc_stream.lowrank.losses import LABELS, VECTORS, AlternationJob, LabelsJob, StoreWJob, WStep, WStepJob
 from xmc_stream.lowrank.normal import normal_bytes
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts, solve_ridges
 from xmc_stream.lowrank.scale import ScaleJob
 from xmc_stream.lowrank.steps import FactorsJob, ModelJob, StartJob, gram_jobs
+from xmc_stream.lowrank.w_step import VECTORS, StoreWJob, WStep, WStepJob
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.metrics import average_auc
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt

@@ -1,0 +1,217 @@
+"""The H step of low-rank models over pairs that are given, or of any loss: label by label, with A = X W fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+
+from xmc_stream.factors.factors import Dense, Factor, Panels
+from xmc_stream.factors.products import BLOCK, Learned, held_out_metrics
+from xmc_stream.lowrank.known_pairs import AllPairs, GivenPairs, counted, dense_labels, given, loss_units
+from xmc_stream.lowrank.newton import run_alone, trust_region
+from xmc_stream.lowrank.parameters import LEMLParameters
+from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, solve_gram
+from xmc_stream.lowrank.steps import write_factors
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.system.blas import one_blas_thread
+
+LABELS = 128  # that the H step solves for at a time where all pairs count: fixed, as `BLOCK` is
+GRAMS = 1 << 22  # entries of r x r matrices of labels that are solved for at a time
+
+
+@dataclass(frozen=True)
+class LabelsJob:
+    """The H step over pairs, of labels [first, last): with A fixed, each h_k is a problem of r variables by itself.
+
+    Squared loss: solved; else trust-region Newton. A label without a pair gets 0. Writes its lines of H.
+    """
+
+    learned: Learned
+    name: str
+    parameters: LEMLParameters
+    lam: float
+    first: int
+    last: int
+    before: Factor
+    scores: Panels
+    out: Panels
+
+    @property
+    def key(self) -> str:
+        """What for, and labels."""
+        return f"{self.name}/{self.first}"
+
+    def run(self) -> Receipt:
+        """Solve; the receipt has the losses' sum and lam/2 ||H||^2, in units."""
+        p, dataset = self.parameters, self.learned.dataset()
+        h = self.before.read(self.first, self.last).astype(np.float64)
+        with one_blas_thread():
+            of = _AllOfLabels if p.observed == "full" else _GivenOfLabels
+            pairs = of(dataset, self.first, self.last)
+            problem = _Labels(self, pairs)
+            if p.loss == "squared":
+                h = problem.solve()
+                f = run_alone(problem.value(h))
+            else:
+                h[problem.n_pairs == 0] = 0
+                h, f, _ = run_alone(trust_region(problem, h, p.newton, p.cg, p.cg_tol))
+        self.out.write((0, p.rank), self.first, h.astype(np.float32))
+        return {"units": loss_units(f), "bytes_read": pairs.bytes_read}
+
+
+class _AllOfLabels:
+    """The pairs of all rows and labels [first, last), by row blocks."""
+
+    def __init__(self, dataset: Dataset, first: int, last: int) -> None:
+        self._Y, self._first, self._last = dataset.Y_rows(), first, last
+
+    @property
+    def bytes_read(self) -> int:
+        """So far."""
+        return self._Y.bytes_read
+
+    def __call__(self, first: int, last: int) -> AllPairs:
+        return AllPairs(dense_labels(self._Y.block(first, last), self._first, self._last))
+
+
+class _GivenOfLabels:
+    """The given pairs of labels [first, last), by row blocks; all of them are in memory."""
+
+    def __init__(self, dataset: Dataset, first: int, last: int) -> None:
+        mask, Y = dataset.observed_columns(), dataset.Y_columns()
+        pairs = given(mask.block(first, last), Y.block(first, last))
+        self.bytes_read = mask.bytes_read + Y.bytes_read
+        shape = dataset.n_samples, last - first
+        columns = scipy.sparse.csc_matrix((pairs.true.view(np.int8), pairs.labels, pairs.indptr), shape=shape)
+        self._rows = columns.tocsr()
+
+    def __call__(self, first: int, last: int) -> GivenPairs:
+        ends = self._rows.indptr[first : last + 1].astype(np.int64)
+        mine = slice(int(ends[0]), int(ends[-1]))
+        return GivenPairs(ends - ends[0], self._rows.indices[mine], self._rows.data[mine].view(np.bool_))
+
+
+class _Labels:
+    """The problems of a range of labels, for `trust_region`; `solve` for the squared loss."""
+
+    def __init__(self, job: LabelsJob, pairs: _AllOfLabels | _GivenOfLabels) -> None:
+        self._job, self._pairs, self._n = job, pairs, job.last - job.first
+        self._at = np.zeros((self._n, job.parameters.rank), np.float32)
+        self.n_pairs = np.zeros(self._n)
+        for p, _, held_out in self._sweep():
+            self.n_pairs += p.label_sums(counted(p, np.ones(p.true.shape), held_out), self._n)
+
+    def _sweep(self) -> Iterator[tuple[AllPairs | GivenPairs, Array, Any]]:
+        n = self._job.scores.n
+        for first in range(0, n, BLOCK):
+            last = min(first + BLOCK, n)
+            yield (
+                self._pairs(first, last),
+                self._job.scores.read(first, last),
+                self._job.learned.kept_out(first, last - first),
+            )
+
+    def value(self, h: Array) -> Generator[Any, Any, NDArray[np.float64]]:
+        """The objective of each label."""
+        loss, low = self._job.parameters.loss, h.astype(np.float32)
+        total = 0.5 * self._job.lam * np.square(h).sum(axis=1)
+        for pairs, a, held_out in self._sweep():
+            values = loss_values(loss, pairs.true, pairs.dots(a, low).astype(np.float64))
+            total += pairs.label_sums(counted(pairs, values, held_out), self._n)
+        return np.asarray(total)
+        yield  # a generator, as the protocol has it, that waits for nobody
+
+    def gradient(self, h: Array) -> Generator[Any, Any, Array]:
+        """Its gradient, (labels x r)."""
+        self._at = h.astype(np.float32)
+        total = self._job.lam * h
+        for pairs, a, held_out in self._sweep():
+            slopes = loss_slopes(self._job.parameters.loss, pairs.true, pairs.dots(a, self._at))
+            pairs.add_by_label(counted(pairs, slopes, held_out), a, total)
+        return np.asarray(total)
+        yield
+
+    def hessian(self, s: Array) -> Generator[Any, Any, Array]:
+        """The products with the Hessians."""
+        total, low = self._job.lam * s, s.astype(np.float32)
+        for pairs, a, held_out in self._sweep():
+            weights = loss_curvatures(self._job.parameters.loss, pairs.true, pairs.dots(a, self._at))
+            weights *= pairs.dots(a, low)
+            pairs.add_by_label(counted(pairs, weights, held_out), a, total)
+        return np.asarray(total)
+        yield
+
+    def solve(self) -> Array:
+        """h_k = (sum_i a_i a_i^T + lam I)^-1 sum_i y_ik a_i over the pairs of label k, some labels at a time."""
+        r, lam = self._at.shape[1], self._job.lam
+        out = np.zeros(self._at.shape)
+        step = max(1, GRAMS // (r * r))
+        for low in range(0, self._n, step):
+            high = min(low + step, self._n)
+            grams, right = np.zeros((high - low, r, r)), np.zeros((high - low, r))
+            for pairs, a, held_out in self._sweep():
+                self._add_grams(pairs, a.astype(np.float64), held_out, low, grams, right)
+            for k in range(low, high):
+                if self.n_pairs[k]:
+                    out[k] = solve_gram(grams[k - low], right[k - low][None], lam)[0]
+        return out
+
+    @staticmethod
+    def _add_grams(pairs: AllPairs | GivenPairs, a: Array, held_out: Any, low: int, grams: Array, right: Array) -> None:
+        if not isinstance(pairs, GivenPairs):
+            raise TypeError("all pairs of the squared loss are solved by lowrank.steps")
+        rows = np.repeat(np.arange(len(a)), np.diff(pairs.indptr))
+        kept = (pairs.labels >= low) & (pairs.labels < low + len(grams))
+        if held_out is not None:
+            kept &= ~held_out[rows]
+        order = np.argsort(pairs.labels[kept], kind="stable")
+        rows, labels, true = rows[kept][order], pairs.labels[kept][order] - low, pairs.true[kept][order]
+        ends = np.searchsorted(labels, np.arange(len(grams) + 1))
+        for k in np.flatnonzero(np.diff(ends)).tolist():
+            mine = slice(int(ends[k]), int(ends[k + 1]))
+            lines = a[rows[mine]]
+            grams[k] += lines.T @ lines
+            right[k] += lines[true[mine]].sum(axis=0)
+
+
+@dataclass(frozen=True)
+class AlternationJob:
+    """Store the factors of an alternation together; the receipt has its sums.
+
+    losses: with lam/2 ||H||^2, after the H step; h_square: ||H||^2 before it; solved: the receipt of the W step.
+    """
+
+    learned: Learned
+    name: str
+    lam: float
+    w: Dense
+    h: Panels
+    scores: Panels
+    losses: float
+    h_square: float
+    solved: Receipt
+    out: str
+    criterion: str
+
+    @property
+    def key(self) -> str:
+        """The alternation."""
+        return self.name
+
+    def run(self) -> Receipt:
+        """Write."""
+        with one_blas_thread():
+            held_out = held_out_metrics(self.learned, self.scores, self.h, self.criterion) if self.learned.share else {}
+            receipt = write_factors(Path(self.out), {"W": self.w, "H": self.h}, None)
+        return {
+            **receipt, **held_out, "products": self.solved["products"],
+            "objective_w": self.solved["objective_w"] + 0.5 * self.lam * self.h_square,
+            "objective": self.losses + 0.5 * self.lam * receipt["w_square"],
+        }  # fmt: skip
