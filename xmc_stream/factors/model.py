@@ -16,7 +16,8 @@ from xmc_stream.factors.forecast import ScoreForecaster
 from xmc_stream.factors.predict import HeldFactors, ScoreRun, held_needs
 from xmc_stream.factors.warmup import ScoreWarmUp
 from xmc_stream.models.decisions import Decision
-from xmc_stream.models.model import Checker, Model, WeightArrays
+from xmc_stream.models.kind import Checker, WeightArrays
+from xmc_stream.models.model import Model
 from xmc_stream.runtime.check import checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan

@@ -15,7 +15,8 @@ from xmc_stream.grouplasso.predict import HeldRows, RowsRun, held_needs
 from xmc_stream.grouplasso.predict_warmup import RowsWarmUp
 from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights
 from xmc_stream.models.decisions import Decision
-from xmc_stream.models.model import Checker, Model, WeightArrays, compare
+from xmc_stream.models.kind import Checker, WeightArrays
+from xmc_stream.models.model import Model, compare
 from xmc_stream.runtime.check import array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan

@@ -22,7 +22,7 @@ from xmc_stream.linear.kernels.scores import Tile
 from xmc_stream.linear.tiles import make_tile
 from xmc_stream.linear.weights import LinearWeights, new_unit
 from xmc_stream.models.cache import shared_cache
-from xmc_stream.models.model import Checker
+from xmc_stream.models.kind import Checker
 from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.matrix import Block, SparseMatrix

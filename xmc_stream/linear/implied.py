@@ -25,7 +25,7 @@ from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.kernels.implied import Implied, first_others, intersect, lift
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.cache import shared_cache
-from xmc_stream.models.model import Checker
+from xmc_stream.models.kind import Checker
 from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset

@@ -17,7 +17,8 @@ from xmc_stream.linear.guide import GUIDE, Guide
 from xmc_stream.linear.implied import IMPLIED, ImpliedLabels
 from xmc_stream.linear.weights import LinearWeights, unit_path
 from xmc_stream.models.decisions import Decision
-from xmc_stream.models.model import Checker, Model, WeightArrays
+from xmc_stream.models.kind import Checker, WeightArrays
+from xmc_stream.models.model import Model
 from xmc_stream.runtime.check import CHECKED_BYTES, array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan, even_ranges

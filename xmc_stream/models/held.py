@@ -26,7 +26,8 @@ from xmc_stream.system.memory import FEW_BYTES, MemoryLimit, available_threads, 
 
 if TYPE_CHECKING:
     from xmc_stream.convert.tfidf.texts import TextRows
-    from xmc_stream.models.model import Held, Model
+    from xmc_stream.models.kind import Held
+    from xmc_stream.models.model import Model
 
 _SHARE = 2  # one in so many bytes of the budget is taken at most: two threads may come at once
 _RESULT_BYTES = 20  # of a row and rank: label and score, and what becomes of them

@@ -1,14 +1,13 @@
-"""A trained model, whatever its kind: what every kind has, and what each of them answers for itself."""
+"""A trained model, whatever its kind: what all kinds have in common, and opening one."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.files import files_of, write_files
+from xmc_stream.models.kind import Kind
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.model import DECISION, KIND, StoredModel
 from xmc_stream.store.nodes import from_here, understood
@@ -25,11 +25,6 @@ from xmc_stream.system.folders import kept_folder, removed_with
 if TYPE_CHECKING:
     import scipy.sparse
 
-    from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
-    from xmc_stream.runtime.plan import Forecaster, MemoryPlan
-    from xmc_stream.store.dataset import Dataset
-    from xmc_stream.store.matrix import Block, SparseMatrix
-
 KINDS = {
     "linear": "xmc_stream.linear.model:LinearModel",
     "low-rank": "xmc_stream.factors.model:LowRankModel",
@@ -37,45 +32,7 @@ KINDS = {
 }
 
 
-class Run(Protocol):
-    """Jobs by phases, and where they write: what `predict` and `evaluate` give to an engine."""
-
-    @property
-    def out(self) -> Path: ...
-    def loop(self) -> Loop: ...
-
-
-class Held(Protocol):
-    """A model in memory. Any number of threads may rank by it at once."""
-
-    def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
-        """Fold the scores of some rows into their k best (n, k); x is used up. The rows begin at a multiple of `HELD_ROWS`."""
-
-
-class Checker(Protocol):
-    """What `verify` lends to a kind of model: each call notes down damage."""
-
-    damage: list[str]
-
-    def whole(self, folder: Path) -> bool: ...
-    def expect(self, what: str, found: Any, wanted: Any) -> None: ...
-    def expect_size(self, folder: Path, n: int, name: str) -> None: ...
-    def finite(self, folder: Path) -> None: ...
-    def matrix(self, folder: Path, shape: tuple[int, int], encoding: str) -> SparseMatrix | None: ...
-    def lines(self, matrices: Mapping[str, SparseMatrix]) -> Generator[Phase, list[Receipt], None]: ...
-
-
-class WeightArrays(NamedTuple):
-    """Weights as a CSC matrix (D x K), array by array in windows, and the bias (K,): what `export` writes."""
-
-    nnz: int
-    indptr: Iterator[NDArray[Any]]
-    indices: Iterator[NDArray[Any]]
-    data: Iterator[NDArray[Any]]
-    bias: Iterator[NDArray[Any]]
-
-
-class Model(StoredModel, ABC):
+class Model(Kind):
     """An opened model: what it says of itself, its weights, and prediction.
 
     `load_model` and `fit` return one of its kind: weights for each class, two factors of a low rank, or rows of weights for
@@ -121,7 +78,6 @@ class Model(StoredModel, ABC):
     True
     """
 
-    kind: ClassVar[str]
     _owned: Path | None = None
 
     def __repr__(self) -> str:
@@ -400,61 +356,6 @@ class Model(StoredModel, ABC):
             f"{self.path} is a {self.kind} model, which selects no features: take a row-sparse model, as group lasso learns it"
         )
 
-    @abstractmethod
-    def _more(self) -> str:
-        """What else __repr__ says."""
-
-    @abstractmethod
-    def _hash_weights(self, update: Callable[[Any], None]) -> None:
-        """Hash what scores depend on, in the order of the classes."""
-
-    @abstractmethod
-    def warm_up(self, evaluate: bool = False) -> Job:
-        """A job that loads the kernels of a prediction.
-
-        Parameters
-        ----------
-        evaluate : bool, default False
-            Load those of an evaluation too.
-
-        Returns
-        -------
-        Job
-        """
-
-    @abstractmethod
-    def predicting(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
-    ) -> Run:
-        """The jobs of a prediction, for an engine.
-
-        Parameters
-        ----------
-        dataset : Dataset
-            The samples.
-        k : int
-            Classes of each sample.
-        out : Path
-            The unfinished predictions that jobs fill.
-        plan : MemoryPlan
-            What jobs may hold.
-        filtered : str, default ""
-            The path of a stored matrix of pairs that are not predicted. "": none.
-        raw : bool, default False
-            Give the labels' own scores: before calibration, and without implied labels.
-
-        Returns
-        -------
-        Run
-
-        Raises
-        ------
-        InputError
-            The data do not match the model.
-        MemoryLimitError
-            The plan has too little memory.
-        """
-
     def reopened(self) -> Model:
         """The model that stands at the path now.
 
@@ -469,133 +370,6 @@ class Model(StoredModel, ABC):
             There is none any more.
         """
         return load_model(self.path)
-
-    @abstractmethod
-    def held_needs(self) -> dict[str, int]:
-        """What `hold` takes, and ranking `HELD_ROWS` rows by it.
-
-        Returns
-        -------
-        dict
-            Bytes by component, without the rows and their results. What ranking takes is called "ranking".
-        """
-
-    @abstractmethod
-    def hold(self) -> Held:
-        """The whole model in memory, to predict with in the calling thread.
-
-        Returns
-        -------
-        Held
-
-        Raises
-        ------
-        StoreError
-            The model is damaged.
-        """
-
-    @abstractmethod
-    def evaluating(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
-    ) -> Run:
-        """The jobs of an evaluation, which predicts too, for an engine.
-
-        Parameters
-        ----------
-        dataset : Dataset
-            The samples.
-        k : int
-            Classes of each sample.
-        out : Path
-            The unfinished predictions that jobs fill.
-        plan : MemoryPlan
-            What jobs may hold.
-        filtered : str
-            The path of a stored matrix of pairs that are not predicted. "": none.
-        decision : Decision
-            Which labels count as predicted.
-        folder : Path
-            Where jobs put what they count.
-
-        Returns
-        -------
-        Run
-
-        Raises
-        ------
-        InputError
-            The data do not match the model.
-        MemoryLimitError
-            The plan has too little memory.
-        """
-
-    @abstractmethod
-    def forecaster(
-        self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
-    ) -> Forecaster:
-        """Foresees a prediction or an evaluation.
-
-        Parameters
-        ----------
-        dataset : Dataset
-            The samples.
-        k : int
-            Classes of each sample.
-        filtered : bool
-            Whether there are pairs that are not predicted.
-        evaluate : bool
-            Whether it is an evaluation.
-        once : callable
-            Runs a job, a probe, and returns its receipt.
-
-        Returns
-        -------
-        Forecaster
-
-        Raises
-        ------
-        InputError
-            The data do not match the model.
-        """
-
-    @abstractmethod
-    def check_jobs(self) -> Sequence[Job]:
-        """Jobs that compare all that scores depend on with its checksums.
-
-        Returns
-        -------
-        sequence of Job
-            Each raises StoreError where a file is damaged.
-        """
-
-    @abstractmethod
-    def verify(self, checker: Checker) -> Generator[Phase, list[Receipt], None]:
-        """Check what must be true of the weights, for `xmc_stream.verify`.
-
-        Parameters
-        ----------
-        checker : Checker
-            Takes the damage that is found.
-
-        Returns
-        -------
-        generator of Phase
-            The phases of jobs to run.
-        """
-
-    @abstractmethod
-    def weight_arrays(self) -> WeightArrays:
-        """All weights, array by array in windows, for `xmc_stream.export`.
-
-        Returns
-        -------
-        WeightArrays
-
-        Raises
-        ------
-        InputError
-            The model has no weights by class.
-        """
 
 
 def load_model(path: str | Path) -> Model:

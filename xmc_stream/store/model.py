@@ -92,7 +92,7 @@ def is_model(path: Path) -> bool:
 
 
 class StoredModel(StoredArrays):
-    """An opened model, of any kind: what it says of itself. What it scores by belongs to its kind, see `models.model`.
+    """An opened model, of any kind: what it says of itself. What it scores by belongs to its kind, see `models.kind`.
 
     n_features D, n_labels K. attributes: where they were read before. Raises StoreError where there is no model, or one of
     a newer version.
