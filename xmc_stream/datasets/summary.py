@@ -1,4 +1,4 @@
-"""What a dataset is, in numbers that cost no pass over it: from counts, row ends and norms."""
+"""What a dataset or a model is, in numbers that cost no pass over it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.models.model import Model
+from xmc_stream.runtime.summary import summarise_events
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes
+from xmc_stream.store.inventory import LOGS, SEAL
+from xmc_stream.store.model import KIND
+from xmc_stream.system.memory import format_size
 
 _ALL = 1 << 20  # rows up to which the numbers a row are of all rows
 _WINDOWS, _WINDOW = 128, 1 << 12  # ranges of rows that are looked at where there are more, and rows of one
@@ -49,6 +54,15 @@ def summarise(dataset: Dataset) -> dict[str, Any]:
         "bytes_on_disk": folder_bytes(dataset.path),
         "bytes_by_part": {name: folder_bytes(part) for name, part in _parts(dataset.path)},
     }
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """Sizes and report of a model, for `info`; run: what its event log says in sum (see `summarise_events`), and totals."""
+    n_bytes = folder_bytes(model.path)
+    hidden = ("tiles", "units", "identity", KIND, LOGS, SEAL)
+    shown = {name: value for name, value in model.attributes.items() if name not in hidden}
+    run = {**shown.pop("run", {}), "rounds": shown.get("rounds"), **summarise_events(model.path / "events.jsonl")}
+    return {**shown, "bytes_on_disk": n_bytes, "size": format_size(n_bytes), "run": run}
 
 
 def _starts(n: int) -> list[int]:

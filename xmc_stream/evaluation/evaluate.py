@@ -20,14 +20,15 @@ from xmc_stream.metrics import (
     leave_out_labels,
     leave_out_predictions,
 )
-from xmc_stream.models import Execution, Model, checked, load_model, planned, stored_filter
+from xmc_stream.models import Asked, Execution, Model, load_model, stored_filter
 from xmc_stream.models.decisions import Decision
+from xmc_stream.models.held import check_k
 from xmc_stream.runtime.check import checked_reading
-from xmc_stream.runtime.plan import Forecaster, Together, refuse_unless_it_fits
+from xmc_stream.runtime.plan import Forecaster, Needs, Together
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import is_model
-from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predictions, finish_predictions
+from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, finish_predictions
 from xmc_stream.store.remote import as_path
 from xmc_stream.system.folders import temporary_folder
 from xmc_stream.system.memory import MemoryLimit, grown, least_limit, resident
@@ -170,10 +171,9 @@ def evaluate_with(
     ):
         of_labels: dict[str, Any] = {}
         if is_model(path):
+            asked = Asked(load_model(path), dataset, max(ks), execution, limit, check, filtered)
             with bar.part(0.0, _PREDICTED):
-                path, of_labels = _predict(
-                    path, dataset, train, max(ks), execution, limit, filtered, threshold, scratch, check
-                )
+                path, of_labels = _predict(asked, threshold, _comparing(max(ks), dataset, train), scratch)
             stored: Rankings = Predictions(path)
         else:
             stored = ranked = open_predictions(path, dataset.n_labels, dataset.label_names())
@@ -258,27 +258,21 @@ def comparing_needs(k: int, dataset: Dataset, train: Dataset | None) -> dict[str
 
 def evaluating(forecaster: Forecaster, k: int, dataset: Dataset, train: Dataset | None) -> Forecaster:
     """A prediction by a model, and what follows in an evaluation."""
-    return Together(forecaster, {COMPARING: lambda _: comparing_needs(k, dataset, train)})
+    return Together(forecaster, _comparing(k, dataset, train))
+
+
+def _comparing(k: int, dataset: Dataset, train: Dataset | None) -> dict[str, Needs]:
+    return {COMPARING: lambda _: comparing_needs(k, dataset, train)}
 
 
 def _predict(
-    path: Path, dataset: Dataset, train: Dataset | None, k: int, execution: Execution, limit: MemoryLimit, filtered: str,
-    threshold: float | None, folder: Path, check: bool,
-) -> tuple[Path, dict[str, Any]]:  # fmt: skip
+    asked: Asked, threshold: float | None, beside: dict[str, Needs], folder: Path
+) -> tuple[Path, dict[str, Any]]:
     """Predictions of a model, in `folder`, and the metrics that need every score."""
-    from xmc_stream.models.runs import ToDisk
-    from xmc_stream.runtime.job import Notes
-
-    model, store = load_model(path), folder / "predictions"
-    if not 1 <= k <= model.n_labels:
-        raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
-    with planned(execution, limit, ToDisk(model.warm_up(evaluate=True))) as (engine, plan):
-        forecaster = model.forecaster(dataset, k, bool(filtered), True, engine.once)
-        refuse_unless_it_fits(evaluating(forecaster, k, dataset, train), plan)
-        work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
-        decision = model.decision if threshold is None else Decision(threshold)
-        run = model.evaluating(dataset, k, work, plan, filtered, decision, folder)
-        of_labels = engine.run(checked(model, run.loop(), check), Notes())
+    check_k(asked.model, asked.k)
+    store = folder / "predictions"
+    decision = asked.model.decision if threshold is None else Decision(threshold)
+    work, of_labels, _ = asked.answer(store, beside, (decision, folder))
     finish_predictions(work, store, {}, False)
     return store, of_labels
 

@@ -3,10 +3,10 @@
 from xmc_stream.models.api import predict
 from xmc_stream.models.execution import Execution, advising, memory_plan, planned
 from xmc_stream.models.model import Model, load_model
-from xmc_stream.models.prediction import check_target, checked, describe, predict_to, stored_filter
+from xmc_stream.models.prediction import Asked, check_target, checked, predict_to, stored_filter
 from xmc_stream.models.samples import samples
 
 __all__ = [
-    "Execution", "Model", "advising", "check_target", "checked", "describe", "load_model", "memory_plan", "planned", "predict",
+    "Asked", "Execution", "Model", "advising", "check_target", "checked", "load_model", "memory_plan", "planned", "predict",
     "predict_to", "samples", "stored_filter",
 ]  # fmt: skip

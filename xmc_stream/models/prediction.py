@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +19,23 @@ from xmc_stream.models.normalisation import normalised
 from xmc_stream.models.samples import are_texts, converted
 from xmc_stream.models.written import STANDARD_OUTPUT, file_needs, is_file, write_file, write_standard_output
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import folder_bytes
-from xmc_stream.store.inventory import LOGS, SEAL
-from xmc_stream.store.model import KIND
+from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.names import copy_row_ids
 from xmc_stream.store.places import put_back, refuse_foreign_names, target_path
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 from xmc_stream.system.folders import temporary_folder
-from xmc_stream.system.memory import MemoryLimit, format_size, peak_resident
+from xmc_stream.system.memory import MemoryLimit, peak_resident
 from xmc_stream.system.progress import current, working
 
 _COMMAND = "predict"
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes
 
 if TYPE_CHECKING:
+    from xmc_stream.models.decisions import Decision
     from xmc_stream.models.model import Model
     from xmc_stream.runtime.job import Loop, Receipt
     from xmc_stream.runtime.ledger import Ledger
+    from xmc_stream.runtime.plan import Needs
 
 
 def predict_topk(
@@ -77,11 +78,8 @@ def predict_to(
 ) -> dict[str, Any]:
     """Write the k best classes of each sample to disk: see `api.predict`."""
     from xmc_stream.convert.lines.files import file_identity
-    from xmc_stream.models.runs import ToDisk
     from xmc_stream.runtime.check import checked_reading
-    from xmc_stream.runtime.job import Notes
     from xmc_stream.runtime.making import COMMAND, STORE, make
-    from xmc_stream.runtime.plan import Together, refuse_unless_it_fits
 
     began = time.perf_counter()
     as_file = check_target(model, out, k, overwrite)
@@ -98,16 +96,9 @@ def predict_to(
     def run(folder: Path, ledger: Ledger) -> Receipt:
         nonlocal peak
         store = folder / ("predictions" if as_file else STORE)
-        with (
-            stored_filter(filter, folder, dataset.n_samples, model.n_labels, limit) as filtered,
-            planned(execution, limit, ToDisk(model.warm_up())) as (engine, plan),
-        ):
-            forecaster = model.forecaster(dataset, k, filter is not None, False, engine.once)
-            refuse_unless_it_fits(Together(forecaster, file_needs(out, dataset, k)), plan)
-            work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
-            run = model.predicting(dataset, k, work, plan, filtered)
-            result: Receipt = engine.run(checked(model, run.loop(), check), Notes())
-            peak = engine.peak
+        with stored_filter(filter, folder, dataset.n_samples, model.n_labels, limit) as filtered:
+            asked = Asked(model, dataset, k, execution, limit, check, filtered)
+            work, result, peak = asked.answer(store, file_needs(out, dataset, k))
         attributes = {"model": model.path.name, "data": dataset.path.name, "k": k}
         if filter is not None:
             attributes["filter"] = Path(filter).name
@@ -135,6 +126,45 @@ def predict_to(
         "memory_limit": limit.limit,
         **{name: value for name, value in result.items() if name != "resumed"},
     }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The k best labels of some samples, asked of a model, and how the work is done.
+
+    check: whether the model is compared with its checksums first. filtered: a matrix of pairs that are not predicted, or "".
+    """
+
+    model: Model
+    dataset: Dataset
+    k: int
+    execution: Execution
+    limit: MemoryLimit
+    check: bool
+    filtered: str
+
+    def answer(
+        self, out: Path, beside: Mapping[str, Needs], counted: tuple[Decision, Path] | None = None
+    ) -> tuple[Path, Receipt, int]:
+        """Predictions that are finished but for attributes and name: where they lie, what the jobs say, most bytes resident.
+
+        beside: what the work after it needs, see `Together`. counted: in an evaluation, which labels count as predicted, and
+        the folder of what jobs count.
+        """
+        from xmc_stream.models.runs import ToDisk
+        from xmc_stream.runtime.job import Notes
+        from xmc_stream.runtime.plan import Together, refuse_unless_it_fits
+
+        model, dataset, k, evaluate = self.model, self.dataset, self.k, counted is not None
+        with planned(self.execution, self.limit, ToDisk(model.warm_up(evaluate))) as (engine, plan):
+            forecaster = model.forecaster(dataset, k, bool(self.filtered), evaluate, engine.once)
+            refuse_unless_it_fits(Together(forecaster, beside), plan)
+            work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
+            if counted is None:
+                run = model.predicting(dataset, k, work, plan, self.filtered)
+            else:
+                run = model.evaluating(dataset, k, work, plan, self.filtered, *counted)
+            return work, engine.run(checked(model, run.loop(), self.check), Notes()), engine.peak
 
 
 def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
@@ -178,14 +208,3 @@ def stored_filter(
         target = scratch / "filter"
         store_pairs(Path(source), target, n_samples, n_labels, limit)
         yield str(target)
-
-
-def describe(model: Model) -> dict[str, Any]:
-    """Sizes and report of a model, for `info`; run: what its event log says in sum (see `summarise_events`), and totals."""
-    from xmc_stream.runtime.summary import summarise_events
-
-    n_bytes = folder_bytes(model.path)
-    hidden = ("tiles", "units", "identity", KIND, LOGS, SEAL)
-    shown = {name: value for name, value in model.attributes.items() if name not in hidden}
-    run = {**shown.pop("run", {}), "rounds": shown.get("rounds"), **summarise_events(model.path / "events.jsonl")}
-    return {**shown, "bytes_on_disk": n_bytes, "size": format_size(n_bytes), "run": run}
