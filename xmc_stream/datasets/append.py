@@ -28,10 +28,11 @@ from xmc_stream.models import Execution, planned
 from xmc_stream.runtime.check import checked_reading, while_reading
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.runtime.making import COMMAND, MARK, digest_of, made_before, make, refuse_all, stands
+from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.runtime.warmup import loading
 from xmc_stream.store import assembly
 from xmc_stream.store.chunks import plain_arrays
-from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, open_dataset
+from xmc_stream.store.dataset import FORMAT, SIZES, VERSION, Dataset, as_dataset, open_dataset
 from xmc_stream.store.encoding import COPY_BYTES, folder_bytes, index_dtype
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.names import ROW_IDS, WRITER_BYTES, NamedIds, copy_folders, open_vectorizer
@@ -170,7 +171,7 @@ def append_report(
     several = list(new) if isinstance(new, Sequence) and not isinstance(new, str) else [new]
     if not several:
         raise InputError(f"nothing is to be appended to {data}: name one dataset or more")
-    sets = [one if isinstance(one, Dataset) else open_dataset(one) for one in (data, *several)]
+    sets = [as_dataset(one) for one in (data, *several)]
     target = target_path(out).absolute()
     if target.resolve() in {dataset.path.resolve() for dataset in sets}:
         raise InputError(f"{target} is one of the sets that are joined: give another name")
@@ -187,18 +188,11 @@ def append_report(
             refuse_all([target], lambda path: check_target(path, overwrite))
             for dataset in sets[1:]:
                 refuse_unfit(sets[0], dataset)
-            n_labels = sum(dataset.n_labels for dataset in sets)  # at most
-            warm = _Warm(total(sets, "n_samples"), n_labels)
-            with planned(execution, limit, warm) as (engine, memory):
-                beside, matching = _beside(sets, memory.threads), _matching(sets)
-                writing = plan_writing(
-                    memory.budget - sum(beside.values()), memory.threads, sets[0].n_features, n_labels, None,
-                    total(sets, "nnz_labels"), 0, columns,
-                )  # fmt: skip
-                memory.refuse_unless(
-                    max({**writing.needs, **beside}, matching, key=lambda stage: sum(stage.values())), "append"
-                )
-                made = _Sets(tuple(sets), columns, writing.max_bytes, digest_of(identity))
+            with planned(execution, limit, _Warm(total(sets, "n_samples"), total(sets, "n_labels"))) as (
+                engine,
+                memory,
+            ):
+                made = _Sets(tuple(sets), columns, _column_bytes(sets, columns, memory), digest_of(identity))
                 with checked_reading(*(dataset.path for dataset in sets)):
                     done = make(
                         target,
@@ -210,10 +204,7 @@ def append_report(
         else:
             peak = peak_resident()
     dataset = open_dataset(target)
-    sizes = {
-        name: int(dataset.attributes[name])
-        for name in ("n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels")
-    }
+    sizes = {name: int(dataset.attributes[name]) for name in SIZES}
     return dataset, {
         "dataset": str(out), **sizes, "new_samples": dataset.n_samples - sets[0].n_samples,
         "new_labels": dataset.n_labels - sets[0].n_labels, "bytes_on_disk": folder_bytes(target),
@@ -229,9 +220,20 @@ def _finished(target: Path, identity: Mapping[str, Any]) -> Receipt | None:
     return {"said": "appended before, from the same sets", "resumed": True, "linked": 0, "copied": 0}
 
 
+def _column_bytes(sets: Sequence[Dataset], columns: bool, memory: MemoryPlan) -> int:
+    """Of the buffers that make columns. Raises MemoryLimitError where the jobs do not fit."""
+    beside, matching = _beside(sets, memory.threads), _matching(sets)
+    writing = plan_writing(
+        memory.budget - sum(beside.values()), memory.threads, sets[0].n_features, total(sets, "n_labels"), None,
+        total(sets, "nnz_labels"), 0, columns,
+    )  # fmt: skip
+    memory.refuse_unless(max({**writing.needs, **beside}, matching, key=lambda stage: sum(stage.values())), "append")
+    return writing.max_bytes
+
+
 def _beside(sets: Sequence[Dataset], threads: int) -> dict[str, int]:
     """What jobs hold beside what a conversion's writing does, in bytes by component."""
-    n_labels, named = sum(dataset.n_labels for dataset in sets), sets[0].label_names() is not None
+    n_labels, named = total(sets, "n_labels"), sets[0].label_names() is not None
     counts = 8 * (sets[0].n_features + 2 * n_labels)  # a sum, and what is added to it
     return {
         "copies": threads * 2 * COPY_BYTES,
@@ -244,7 +246,7 @@ def _beside(sets: Sequence[Dataset], threads: int) -> dict[str, int]:
 def _matching(sets: Sequence[Dataset]) -> dict[str, int]:
     """What a `MatchJob` holds, before all others."""
     named = sets[0].label_names() is not None
-    return {"labels by name": named * (NamedIds.BYTES + 16) * sum(dataset.n_labels for dataset in sets)}
+    return {"labels by name": named * (NamedIds.BYTES + 16) * total(sets, "n_labels")}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from xmc_stream.arguments import native_arguments
+from xmc_stream.datasets.blocks import block_bytes
 from xmc_stream.datasets.check import windows
 from xmc_stream.datasets.text import STANDARD_OUTPUT, text_bytes, text_writer
 from xmc_stream.errors import InputError
@@ -21,10 +22,9 @@ from xmc_stream.models.calibration import Calibration
 from xmc_stream.models.model import Model, compare, load_model
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import COMMAND, STORE, make
 from xmc_stream.runtime.plan import MIB
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.dataset import SIZES, Dataset, as_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.matrix import SparseMatrix, stream
@@ -36,7 +36,7 @@ from xmc_stream.system.progress import current, working
 
 _FORMATS = ("xmlrepo", "libsvm", "npz")
 _WINDOW = 1 << 19  # items of an array that are passed on at a time
-_BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
+_BLOCKS = 16  # one in so many bytes is for X in a block of rows
 _FIRST_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # equal data make equal files
 
 Values = Iterator[NDArray[Any]]
@@ -114,68 +114,70 @@ def export(
     began = time.perf_counter()
     limit, to_stdout = MemoryLimit.kept(memory_limit), str(out) == str(STANDARD_OUTPUT)
     out = STANDARD_OUTPUT if to_stdout else target_path(out)
+    format = format or ("npz" if out.suffix == ".npz" else "xmlrepo")
+    base = int(format == "libsvm") if base is None else base
     data = data if isinstance(data, Dataset) else as_path(data)
     of_model = not isinstance(data, Dataset) and is_model(data)
-    format = format or ("npz" if out.suffix == ".npz" else "xmlrepo")
-    if format not in _FORMATS:
-        raise InputError(f"format must be one of {', '.join(_FORMATS)}. Got {format!r}.")
-    if base not in (None, 0, 1) or (base == 1 and format != "libsvm"):
-        raise InputError(f"ids from {base} are not of the format {format}: give --format libsvm for ids from 1")
-    if (format == "npz") != (out.suffix == ".npz") or (of_model and format != "npz"):
-        raise InputError(f"{out}: scipy matrices, and models, go to a name that ends in .npz, text to any other")
-    targets = [out]
-    if format == "npz" and not of_model:
-        targets.append(out.with_name(out.stem + "-labels.npz") if labels is None else Path(labels))
-    elif labels is not None:
-        raise InputError("--labels names the file of Y beside an X in .npz: leave it out")
-    source = load_model(data) if of_model else data if isinstance(data, Dataset) else open_dataset(data)  # type: ignore[arg-type]
-    base = (1 if format == "libsvm" else 0) if base is None else base
+    targets = _targets(out, labels, format, base, of_model)
+    source = load_model(data) if of_model else as_dataset(data)  # type: ignore[arg-type]
 
     def refuse(target: Path) -> None:
         if target.exists() and not (overwrite and target.is_file()):
             raise InputError(f"{target} exists: give another name, or --overwrite to replace a file")
 
-    def write(work: Path, ledger: Ledger) -> Receipt:
-        files = [work_folder(target) / STORE for target in targets]
+    def write(files: Sequence[Path]) -> Receipt:
         if isinstance(source, Model):
             return _model_npz(source, files[0], limit)
         if format == "npz":
-            _matrices(source, files, limit)
-        else:
-            report["blank_lines"] = _text(source, files[0], out.suffix == ".gz", format, base, limit)
-        return report
+            return _matrices(source, files, limit)
+        return _text(source, files[0], out.suffix == ".gz", format, base, limit)
 
-    report: dict[str, Any] = {}
-    data_read = [source.path] if isinstance(source, Dataset) else []
-    if isinstance(source, Dataset):
-        sizes = ("n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels")
-        report = {name: source.attributes[name] for name in sizes}
     if check and isinstance(source, Model):
         compare(source)
-    with working("export", progress) as bar, checked_reading(*data_read, check=check):
-        bar.phase(f"writing {out.name}")
-        if isinstance(source, Dataset) and to_stdout:
-            report["blank_lines"] = _text(source, out, False, format, base, limit)
+    with working("export", progress), checked_reading(*([] if of_model else [source.path]), check=check):
+        current().phase(f"writing {out.name}")
+        if to_stdout:
+            report = write([out])
         else:
             targets = target_paths(targets)
             identity = {
                 COMMAND: "export", "of": source.attributes.get(SEAL), "format": format, "base": base,
                 "to": [str(target.absolute()) for target in targets],
             }  # fmt: skip
-            report = make(targets, identity, write, refuse, anew=True)
-            report.pop("resumed")
+            files = [work_folder(target) / STORE for target in targets]
+            report = make(targets, identity, lambda work, ledger: write(files), refuse, anew=True)
+            del report["resumed"]
+            report["bytes_out"] = sum(target.stat().st_size for target in targets)
     return {
         "exported": str(out),
         "format": format,
         **({"labels": str(targets[1])} if len(targets) > 1 else {}),
         **report,
-        **({} if out == STANDARD_OUTPUT else {"bytes_out": sum(target.stat().st_size for target in targets)}),
         "seconds": round(time.perf_counter() - began, 3),
         "peak_rss": peak_resident(),
     }
 
 
-def _matrices(dataset: Dataset, files: Sequence[Path], limit: MemoryLimit) -> None:
+def _targets(out: Path, labels: str | Path | None, format: str, base: int, of_model: bool) -> list[Path]:
+    """The files that are written. Raises InputError where what is asked for does not go together."""
+    if format not in _FORMATS:
+        raise InputError(f"format must be one of {', '.join(_FORMATS)}. Got {format!r}.")
+    if base not in (0, 1) or (base == 1 and format != "libsvm"):
+        raise InputError(f"ids from {base} are not of the format {format}: give --format libsvm for ids from 1")
+    if (format == "npz") != (out.suffix == ".npz") or (of_model and format != "npz"):
+        raise InputError(f"{out}: scipy matrices, and models, go to a name that ends in .npz, text to any other")
+    if format == "npz" and not of_model:
+        return [out, out.with_name(out.stem + "-labels.npz") if labels is None else Path(labels)]
+    if labels is not None:
+        raise InputError("--labels names the file of Y beside an X in .npz: leave it out")
+    return [out]
+
+
+def _sizes(dataset: Dataset) -> dict[str, Any]:
+    return {name: dataset.attributes[name] for name in SIZES}
+
+
+def _matrices(dataset: Dataset, files: Sequence[Path], limit: MemoryLimit) -> dict[str, Any]:
     """X and Y, a file each."""
     limit.check({"windows": 4 * 8 * _WINDOW}, "export")
     matrices, done = (dataset.X_rows(), dataset.Y_rows()), 0
@@ -184,10 +186,11 @@ def _matrices(dataset: Dataset, files: Sequence[Path], limit: MemoryLimit) -> No
         before, done = done, done + matrix.nnz
         with current().part(before / whole, done / whole):
             _matrix_npz(matrix, file)
+    return _sizes(dataset)
 
 
-def _text(dataset: Dataset, out: Path, compressed: bool, format: str, base: int, limit: MemoryLimit) -> int:
-    """Write the rows; returns how many have neither labels nor features."""
+def _text(dataset: Dataset, out: Path, compressed: bool, format: str, base: int, limit: MemoryLimit) -> dict[str, Any]:
+    """Write the rows; blank_lines are those with neither labels nor features."""
     from xmc_stream.datasets.kernels.format import write_rows
 
     X, Y = dataset.X_rows(), dataset.Y_rows()
@@ -195,24 +198,19 @@ def _text(dataset: Dataset, out: Path, compressed: bool, format: str, base: int,
     write_rows(*none, none[0], np.empty(0, Y.indices.dtype), 0, np.empty(0, np.uint8))  # loaded before the plan
     budget = limit.budget()
 
-    def sizes(budget: int) -> tuple[int, int]:
-        most = max(MIB, min(_BLOCK, budget // 16))
-        return X.block_bytes(most), Y.block_bytes(most // 4)
-
     def needs(budget: int) -> dict[str, int]:
-        x, y = sizes(budget)
+        x, y = block_bytes(budget // _BLOCKS, X, Y)
         text = text_bytes(y // 8, x // X.entry_bytes, y // Y.entry_bytes, X.shape[1], Y.shape[1])
         return {"rows": 2 * (x + y) + 8 * MIB, "text": text}
 
     limit.check(needs, "export", budget)
-    x_bytes, y_bytes = sizes(budget)
     blank, bar = 0, current()
     with text_writer(out, compressed, dataset.n_samples, X.shape[1], Y.shape[1], format == "xmlrepo", base) as append:
-        for x, y in stream((X, Y), (x_bytes, y_bytes), 0, dataset.n_samples):
+        for x, y in stream((X, Y), block_bytes(budget // _BLOCKS, X, Y), 0, dataset.n_samples):
             append(x.indptr, x.indices, x.values, y.indptr, y.indices)
             blank += int(((np.diff(x.indptr) == 0) & (np.diff(y.indptr) == 0)).sum())
             bar.advance((x.start + x.n) / dataset.n_samples)
-    return blank
+    return {**_sizes(dataset), "blank_lines": blank}
 
 
 def _matrix_npz(matrix: SparseMatrix, out: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.arguments import native_arguments
+from xmc_stream.datasets.blocks import block_bytes
 from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError
 from xmc_stream.models.model import Model, compare
@@ -20,7 +21,7 @@ from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import COMMAND, STORE, make
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.chunks import compare_arrays
-from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, open_dataset
+from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, as_dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype
 from xmc_stream.store.inventory import SEAL, seal
 from xmc_stream.store.matrix import stream
@@ -31,9 +32,9 @@ from xmc_stream.store.places import target_path
 from xmc_stream.store.remote import link_or_copy
 from xmc_stream.store.selection import SELECTED, n_converted, read_selection, write_selection
 from xmc_stream.system.memory import MemoryLimit
-from xmc_stream.system.progress import working
+from xmc_stream.system.progress import current, working
 
-_BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
+_BLOCKS = 16  # one in so many bytes is for X in a block of rows
 _WRITERS = 8 * MIB  # buffers of the files that are being written
 _OWN = ("format", "version", "n_features", "nnz_features", SEAL, SELECTED, "conversion")  # attributes not handed on
 
@@ -104,21 +105,21 @@ def select_features(
     >>> some.n_features, some.feature_counts().tolist()
     (2, [10, 10])
     """
-    limit, out = MemoryLimit.kept(memory_limit), target_path(out)
-    dataset = data if isinstance(data, Dataset) else open_dataset(data)
+    limit, out, dataset = MemoryLimit.kept(memory_limit), target_path(out), as_dataset(data)
     if out.absolute() == dataset.path.absolute():
         raise InputError(f"{out} is the dataset itself: give another name")
     _load_kernels(dataset)
     budget, X = limit.budget(), dataset.X_rows()
 
-    def block_bytes(budget: int) -> int:
-        return X.block_bytes(max(MIB, min(_BLOCK, budget // 16)))
+    def needs(budget: int) -> dict[str, int]:
+        (block,) = block_bytes(budget // _BLOCKS, X)
+        return {
+            "features": 8 * 8 * dataset.n_features,
+            "writers": _WRITERS,
+            "blocks of rows": 2 * block + 8 * MIB,
+        }
 
-    held = {"features": 8 * 8 * dataset.n_features, "writers": _WRITERS}
-    limit.check(
-        lambda budget: {**held, "blocks of rows": 2 * block_bytes(budget) + 8 * MIB}, "selecting features", budget
-    )
-    x_bytes = block_bytes(budget)
+    limit.check(needs, "selecting features", budget)
     if check and isinstance(features, Model):
         compare(features)
     ids = _ids(features, dataset)
@@ -126,24 +127,13 @@ def select_features(
 
     def write(work: Path, ledger: Ledger) -> Receipt:
         group = Group(work / STORE, {})
-        writer = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (dataset.n_samples, len(columns)))
-        statistics = group.create_group("statistics")
-        norms = ArrayWriter(statistics, "row_norms", np.float32)
-        counts = ArrayWriter(statistics, "feature_counts", np.int64)
-        counts.append(_copy_columns(dataset, columns, writer, norms, x_bytes, progress))
-        for array in (writer, norms, counts):
-            array.close()
-        for name in ("Y", "observed", "statistics/label_counts"):
-            if (dataset.path / name).exists():
-                if check:
-                    compare_arrays(dataset.path / name)
-                shutil.copytree(dataset.path / name, group.path / name, copy_function=link_or_copy)
-        copy_row_ids(dataset.path, group.path, link_or_copy)
+        nnz = _write_features(dataset, columns, group, budget)
+        _share_labels(dataset, group.path, check)
         select_names(dataset.path, group.path, columns)
         kept = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
         group.update_attributes(
             {
-                "format": FORMAT, "version": VERSION, **kept, "n_features": len(columns), "nnz_features": writer.nnz,
+                "format": FORMAT, "version": VERSION, **kept, "n_features": len(columns), "nnz_features": nnz,
                 "selection": {"of": dataset.path.name, "fingerprint": dataset.fingerprint},
                 **write_selection(group.path, ids, n_converted(dataset.attributes)),
             }
@@ -156,7 +146,7 @@ def select_features(
         "data": dataset.attributes.get(SEAL),
         "features": hashlib.sha256(ids.data).hexdigest(),
     }
-    with checked_reading(dataset.path, check=check):
+    with working("select-features", progress), checked_reading(dataset.path, check=check):
         make(out, identity, write, lambda path: check_target(path, overwrite), anew=True)
     return open_dataset(out)
 
@@ -233,26 +223,40 @@ def _columns(ids: NDArray[np.int64], store: Dataset | Model) -> NDArray[np.int64
     return columns
 
 
-def _copy_columns(
-    dataset: Dataset, columns: NDArray[np.int64], writer: MatrixWriter, norms: ArrayWriter, x_bytes: int, progress: bool
-) -> NDArray[np.int64]:
-    """Write the entries of some columns of X, row by row, and the norms of what is left; returns entries of each column."""
+def _write_features(dataset: Dataset, columns: NDArray[np.int64], group: Group, budget: int) -> int:
+    """Write some columns of X, row by row, with the norms of what is left and the counts; returns how many entries."""
     from xmc_stream.kernels.csr import count_indices, row_norms
     from xmc_stream.kernels.selected import keep_selected
 
-    counts = np.zeros(len(columns), np.int64)
-    with working("select-features", progress) as bar:
-        bar.phase("writing the selected features")
-        for (x,) in stream((dataset.X_rows(),), x_bytes, 0, dataset.n_samples):
-            ends, lengths = np.empty(x.n + 1, np.int64), np.empty(x.n, np.float32)
-            keep_selected(x.indptr, x.indices, x.values, columns, ends)
-            places, kept = x.indices[: ends[-1]], x.values[: ends[-1]]
-            writer.append(np.diff(ends), places, kept)
-            count_indices(places, counts)
-            row_norms(ends, kept, lengths)
-            norms.append(lengths)
-            bar.advance((x.start + x.n) / dataset.n_samples)
-    return counts
+    writer = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (dataset.n_samples, len(columns)))
+    statistics = group.create_group("statistics")
+    norms = ArrayWriter(statistics, "row_norms", np.float32)
+    counts = ArrayWriter(statistics, "feature_counts", np.int64)
+    totals, bar, X = np.zeros(len(columns), np.int64), current(), dataset.X_rows()
+    bar.phase("writing the selected features")
+    for (x,) in stream((X,), block_bytes(budget // _BLOCKS, X), 0, dataset.n_samples):
+        ends, lengths = np.empty(x.n + 1, np.int64), np.empty(x.n, np.float32)
+        keep_selected(x.indptr, x.indices, x.values, columns, ends)
+        places, kept = x.indices[: ends[-1]], x.values[: ends[-1]]
+        writer.append(np.diff(ends), places, kept)
+        count_indices(places, totals)
+        row_norms(ends, kept, lengths)
+        norms.append(lengths)
+        bar.advance((x.start + x.n) / dataset.n_samples)
+    counts.append(totals)
+    for array in (writer, norms, counts):
+        array.close()
+    return writer.nnz
+
+
+def _share_labels(dataset: Dataset, target: Path, check: bool) -> None:
+    """Labels, a mask of known pairs and the rows' own ids, by hard links where there can be some."""
+    for name in ("Y", "observed", "statistics/label_counts"):
+        if (dataset.path / name).exists():
+            if check:
+                compare_arrays(dataset.path / name)
+            shutil.copytree(dataset.path / name, target / name, copy_function=link_or_copy)
+    copy_row_ids(dataset.path, target, link_or_copy)
 
 
 __all__ = ["select_features"]

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.arguments import native_arguments, seed_of
+from xmc_stream.datasets.blocks import block_bytes
 from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import COMMAND, STORE, make
 from xmc_stream.runtime.plan import MIB
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.dataset import SIZES, Dataset, as_dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.matrix import Block, stream
@@ -28,15 +29,12 @@ from xmc_stream.store.names import ROW_IDS, WINDOW, WRITER_BYTES, Names, NamesWr
 from xmc_stream.store.new_dataset import DatasetWriter, check_target, new_dataset
 from xmc_stream.store.places import LOCK, remove_left, target_paths, work_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
-from xmc_stream.system.progress import working
+from xmc_stream.system.progress import current, working
 
-_BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
+_BLOCKS = 32  # one in so many bytes is for X in a block of rows
 _MAX_TRANSPOSITION = 256 * MIB
 _WRITERS = 8 * MIB  # buffers of the files that are being written
-# attributes not handed on
-_OWN = ("format", "version", "n_samples", "nnz_features", "nnz_labels", "metadata_sha256", "conversion", "appended")
-
-Choose = Callable[[Block], NDArray[np.bool_]]
+_OWN = ("format", "version", *SIZES, "metadata_sha256", "conversion", "appended")  # attributes not handed on
 
 
 @native_arguments
@@ -112,102 +110,94 @@ def split(
     (24, 6)
     """
     began = time.perf_counter()
-    limit = MemoryLimit.kept(memory_limit)
-    dataset = data if isinstance(data, Dataset) else open_dataset(data)
-    train, valid = target_paths([train, valid])
+    limit, dataset, paths = MemoryLimit.kept(memory_limit), as_dataset(data), target_paths([train, valid])
     if not 0 < fraction < 1:
         raise InputError(f"fraction must be between 0 and 1. Got {fraction}.")
     seed = seed_of(seed, "split")
-    places = {path.absolute() for path in (train, valid, dataset.path)}
-    if len(places) < 3:
+    if len({path.absolute() for path in (*paths, dataset.path)}) < 3:
         raise InputError(f"{dataset.path} is split into two other datasets: give three different names")
     _load_kernels(dataset)
     budget = limit.budget()
     limit.check(lambda budget: split_needs(dataset, budget, rows is not None), "split", budget)
-    sizes = _sizes(dataset, budget)
-    provenance: dict[str, Any] = {"of": dataset.path.name, "fingerprint": dataset.fingerprint}
-    if rows is None:
-        provenance |= {"fraction": fraction, "seed": seed}
-        choose = _by_labels(dataset, fraction, seed)
-    else:
-        provenance |= {"rows": Path(rows).name}
-        chosen_rows = listed(Path(rows), dataset.n_samples, "row")
-
-        def choose(y: Block) -> NDArray[np.bool_]:
-            return chosen_rows[y.start : y.start + y.n]
-
-    handed_on = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
-    shape, ids = (handed_on.pop("n_features"), handed_on.pop("n_labels")), dataset.row_ids()
-
-    def write(work: Path, ledger: Ledger) -> Receipt:
-        n_valid = 0
-        with ExitStack() as opened:
-            writers = []
-            for path, part in ((train, "train"), (valid, "valid")):
-                attributes = {**handed_on, "split": {**provenance, "part": part}}
-                of_part = new_dataset(work_folder(path) / STORE, *shape, attributes, sizes.transposition)
-                writers.append(opened.enter_context(of_part))
-            bar.phase("splitting")
-            ids_of = []
-            for writer in writers:
-                copy_vocabulary(dataset.path, writer.folder)
-                if ids:
-                    ids_of.append((ids, opened.enter_context(new_names(writer.folder / ROW_IDS))))
-            matrices = dataset.X_rows(), dataset.Y_rows()
-            for x, y in stream(matrices, (sizes.x, sizes.y), 0, dataset.n_samples):
-                chosen = choose(y)
-                for writer, kept in zip(writers, (~chosen, chosen), strict=True):
-                    _append(writer, x, y, kept)
-                for (names, ids_writer), kept in zip(ids_of, (~chosen, chosen), strict=False):
-                    _append_ids(ids_writer, names, x.start, kept)
-                n_valid += int(chosen.sum())
-                bar.advance((x.start + x.n) / dataset.n_samples)
-        return {"n_valid": n_valid}
-
+    cut = _by_labels(dataset, fraction, seed) if rows is None else _by_number(dataset, Path(rows))
     identity = {
-        COMMAND: "split", "data": dataset.attributes.get(SEAL), "valid": str(valid.absolute()), **provenance,
-        "rows": None if rows is None else hashlib.sha256(chosen_rows.data).hexdigest(),
+        COMMAND: "split", "data": dataset.attributes.get(SEAL), "valid": str(paths[1].absolute()), **cut.provenance,
+        "rows": cut.rows,
     }  # fmt: skip
-    with working("split", progress) as bar, checked_reading(dataset.path, check=check):
-        done = make([train, valid], identity, write, lambda path: check_target(path, overwrite), anew=True)
+    with working("split", progress), checked_reading(dataset.path, check=check):
+        done = make(
+            paths,
+            identity,
+            lambda work, ledger: _write(dataset, paths, cut, budget),
+            lambda path: check_target(path, overwrite),
+            anew=True,
+        )
     n_valid = done["n_valid"]
     return {
-        "train": str(train),
-        "valid": str(valid),
+        "train": str(paths[0]),
+        "valid": str(paths[1]),
         "n_train": dataset.n_samples - n_valid,
         "n_valid": n_valid,
         "share": n_valid / max(dataset.n_samples, 1),
-        "labels_in_valid": int((open_dataset(valid).label_counts() > 0).sum()),
+        "labels_in_valid": int((open_dataset(paths[1]).label_counts() > 0).sum()),
         "labels_in_data": int((dataset.label_counts() > 0).sum()),
         "seconds": round(time.perf_counter() - began, 3),
         "peak_rss": peak_resident(),
     }
 
 
-class _Sizes(NamedTuple):
-    """Bytes: of X and of Y in a block of rows, and of what puts labels by columns."""
+@dataclass(frozen=True)
+class _Cut:
+    """Which rows go to the second part.
 
-    x: int
-    y: int
-    transposition: int
+    choose: those of a block of Y, which come in order. provenance: attributes that say it. rows: a hash of the rows, where
+    they were given by number.
+    """
+
+    choose: Callable[[Block], NDArray[np.bool_]]
+    provenance: dict[str, Any]
+    rows: str | None = None
 
 
-def _sizes(dataset: Dataset, budget: int) -> _Sizes:
-    most = max(MIB, min(_BLOCK, budget // 32))
-    x, y = dataset.X_rows().block_bytes(most), dataset.Y_rows().block_bytes(most // 4)
-    return _Sizes(x, y, max(4 * MIB, min(_MAX_TRANSPOSITION, budget // 4)))
+def _write(dataset: Dataset, paths: Sequence[Path], cut: _Cut, budget: int) -> Receipt:
+    """Write both parts into their work folders; the receipt has the rows of the second one."""
+    matrices, ids, n_valid, bar = (dataset.X_rows(), dataset.Y_rows()), dataset.row_ids(), 0, current()
+    handed_on = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
+    bar.phase("splitting")
+    with ExitStack() as opened:
+        writers = []
+        for path, part in zip(paths, ("train", "valid"), strict=True):
+            attributes = {**handed_on, "split": {**cut.provenance, "part": part}}
+            store, size = work_folder(path) / STORE, (dataset.n_features, dataset.n_labels)
+            writers.append(opened.enter_context(new_dataset(store, *size, attributes, _transposition(budget))))
+            copy_vocabulary(dataset.path, writers[-1].folder)
+        ids_writers = [opened.enter_context(new_names(writer.folder / ROW_IDS)) for writer in writers if ids]
+        for x, y in stream(matrices, block_bytes(budget // _BLOCKS, *matrices), 0, dataset.n_samples):
+            chosen = cut.choose(y)
+            for i, kept in enumerate((~chosen, chosen)):
+                _append(writers[i], x, y, kept)
+                if ids:
+                    _append_ids(ids_writers[i], ids, x.start, kept)
+            n_valid += int(chosen.sum())
+            bar.advance((x.start + x.n) / dataset.n_samples)
+    return {"n_valid": n_valid}
+
+
+def _transposition(budget: int) -> int:
+    """Bytes of what puts labels by columns."""
+    return max(4 * MIB, min(_MAX_TRANSPOSITION, budget // 4))
 
 
 def split_needs(dataset: Dataset, budget: int, chosen: bool = False) -> dict[str, int]:
     """Bytes by component that a split takes where there is such a budget. chosen: whether rows are given by number."""
-    sizes, n_labels = _sizes(dataset, budget), dataset.n_labels
+    n_labels, blocks = dataset.n_labels, block_bytes(budget // _BLOCKS, dataset.X_rows(), dataset.Y_rows())
     return {
-        "blocks of rows": 4 * (sizes.x + sizes.y) + 8 * MIB,
+        "blocks of rows": 4 * sum(blocks) + 8 * MIB,
         "writers": _WRITERS,
         # of each writer, and of what is chosen
         "counts": 2 * 8 * (dataset.n_features + n_labels) + (dataset.n_samples if chosen else 5 * 8 * n_labels),
         "ids of rows": 2 * WRITER_BYTES if dataset.row_ids() else 0,
-        "labels by columns": sizes.transposition + 4 * 8 * n_labels,
+        "labels by columns": _transposition(budget) + 4 * 8 * n_labels,
     }
 
 
@@ -256,8 +246,19 @@ def _load_kernels(dataset: Dataset) -> None:
     choose_rows(ends, labels, ends[:0], ends[:0], ends, ends, 0.1, 0, np.empty(0, np.bool_))
 
 
-def _by_labels(dataset: Dataset, fraction: float, seed: int) -> Choose:
-    """Chooses a share of the rows of every label."""
+def _by_number(dataset: Dataset, file: Path) -> _Cut:
+    """The rows that a file lists."""
+    listed_rows = listed(file, dataset.n_samples, "row")
+    hashed = hashlib.sha256(listed_rows.data).hexdigest()
+    return _Cut(lambda y: listed_rows[y.start : y.start + y.n], _provenance(dataset, rows=file.name), hashed)
+
+
+def _provenance(dataset: Dataset, **how: Any) -> dict[str, Any]:
+    return {"of": dataset.path.name, "fingerprint": dataset.fingerprint, **how}
+
+
+def _by_labels(dataset: Dataset, fraction: float, seed: int) -> _Cut:
+    """A share of the rows of every label."""
     from xmc_stream.datasets.kernels.split import choose_rows
 
     counts = dataset.label_counts()
@@ -269,7 +270,7 @@ def _by_labels(dataset: Dataset, fraction: float, seed: int) -> Choose:
         choose_rows(y.indptr, y.indices, counts, left, seen, taken, fraction, seed, chosen)
         return chosen
 
-    return choose
+    return _Cut(choose, _provenance(dataset, fraction=fraction, seed=seed))
 
 
 def _append(writer: DatasetWriter, x: Block, y: Block, kept: NDArray[np.bool_]) -> None:

@@ -14,13 +14,13 @@ from xmc_stream.arguments import native_arguments, seed_of
 from xmc_stream.convert import convert
 from xmc_stream.errors import InputError, renaming
 from xmc_stream.estimators.fitted import Fitted
-from xmc_stream.estimators.rows import as_rows, check_dataset, check_normalize, is_on_disk, of_matrix, opened
+from xmc_stream.estimators.rows import as_rows, check_dataset, check_normalize, is_on_disk, of_matrix
 from xmc_stream.estimators.targets import Indicator, Target, encoded
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, advising, load_model
 from xmc_stream.runtime.plan import Cuts
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.places import target_path
 from xmc_stream.system.folders import kept_folder, temporary_folder
 from xmc_stream.training.calibrated import train_calibrated
@@ -266,7 +266,7 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if is_on_disk(X):
             if y is not None:
                 raise InputError("X is a dataset, which has its labels on disk: leave out y")
-            dataset = opened(X)
+            dataset = as_dataset(X)
             check_dataset(dataset, self.normalize)
             self.__dict__.pop("feature_names_in_", None)
             self.n_features_in_ = dataset.n_features
@@ -314,7 +314,7 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> xs.PPDSparse(memory_limit="2GB").plan(train)["fits"]
         True
         """
-        dataset = opened(X)
+        dataset = as_dataset(X)
         parameters, execution = self._checked()
         given = self._given(None, dataset, Indicator(dataset.n_labels, "float32", False))
         return plan_training(dataset, parameters, self.seed, execution, given=given)

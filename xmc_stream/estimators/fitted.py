@@ -15,14 +15,14 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from xmc_stream.arguments import native
 from xmc_stream.errors import InputError
-from xmc_stream.estimators.rows import as_rows, is_on_disk, is_text, opened
+from xmc_stream.estimators.rows import as_rows, is_on_disk, is_text
 from xmc_stream.estimators.targets import Target
 from xmc_stream.evaluation.evaluate import evaluate
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration
 from xmc_stream.models.files import copy_model
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.remote import is_url
 from xmc_stream.system.memory import FEW_BYTES, MemoryLimit, format_size
 
@@ -218,7 +218,7 @@ class Fitted:
         """
         check_is_fitted(self, "model_")
         if is_on_disk(X) and y is None:
-            return float(evaluate(self.model_.path, opened(X), ks=(1,), **self._how())["P@1"]) / 100.0
+            return float(evaluate(self.model_.path, as_dataset(X), ks=(1,), **self._how())["P@1"]) / 100.0
         if y is None:
             raise InputError("score needs y, the true labels of X: only a dataset comes with its own")
         truth = self._target.matrix(y)
@@ -307,7 +307,7 @@ class Fitted:
                 f"X is {X[:40]!r}, and there is no dataset: give its path, or texts as a list, also a single one"
             )
         if is_on_disk(X):
-            return opened(X)
+            return as_dataset(X)
         return X if is_text(X) else as_rows(self, X, reset=False)
 
     def _counted(self, X: Any) -> tuple[Any, int]:

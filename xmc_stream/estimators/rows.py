@@ -15,7 +15,7 @@ from sklearn.utils.validation import validate_data
 from xmc_stream.convert.matrices.whole import as_csr, csr_bytes
 from xmc_stream.errors import InputError
 from xmc_stream.models.normalisation import of_length_one
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.system.memory import FEW_BYTES, MemoryLimit
 
 log = logging.getLogger("xmc_stream")
@@ -59,11 +59,6 @@ def is_text(X: Any) -> bool:
 def is_on_disk(X: Any) -> bool:
     """Whether it is a dataset, or a path."""
     return isinstance(X, Dataset | str | Path)
-
-
-def opened(X: Dataset | str | Path) -> Dataset:
-    """The dataset. Raises StoreError where there is none at a path."""
-    return X if isinstance(X, Dataset) else open_dataset(X)
 
 
 def check_normalize(normalize: Any, name: str) -> None:

@@ -16,7 +16,7 @@ from xmc_stream.models.calibration import CANDIDATES, Candidates
 from xmc_stream.models.calibration import calibrate as learn
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.plan import refuse_unless_it_fits
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.model import FRACTION
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
@@ -108,7 +108,7 @@ def calibrate(
     opened = _opened(model)
     local_path(opened.path)  # whose files will be changed
     seen = opened if scores_of is None else _opened(scores_of)
-    dataset = data if isinstance(data, Dataset) else open_dataset(data)
+    dataset = as_dataset(data)
     return calibrate_with(opened, dataset, seen, Execution(memory_limit, threads, scheduler, progress), check)
 
 

@@ -25,7 +25,7 @@ from xmc_stream.models.decisions import Decision
 from xmc_stream.models.held import check_k
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.plan import Forecaster, Needs, Together
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import is_model
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, finish_predictions
@@ -131,14 +131,14 @@ def evaluate(
     >>> report["P@1"], report["average_auc"]
     (100.0, 1.0)
     """
-    sets = [of if of is None or isinstance(of, Dataset) else open_dataset(of) for of in (data, train)]
-    if sets[0] is None:
+    if data is None:
         raise InputError("evaluating needs the samples with their true labels: give them as data=")
+    dataset, train = as_dataset(data), None if train is None else as_dataset(train)
     path = predictions.path if isinstance(predictions, Model) else as_path(predictions)
     execution = Execution(memory_limit, threads, scheduler, progress)
     if isinstance(ks, Iterable):  # else it is refused with what else cannot be
         ks = tuple(map(native, ks))
-    return evaluate_with(path, sets[0], sets[1], ks, propensity, execution, filter, threshold, check)
+    return evaluate_with(path, dataset, train, ks, propensity, execution, filter, threshold, check)
 
 
 def evaluate_with(

@@ -33,6 +33,7 @@ from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
 VERSION = 1
+SIZES = ("n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels")  # attributes
 _COUNTS = 2**16  # counts that are looked through at a time
 _ENCODINGS: dict[str, Encoding] = {"rows": "csr_matrix", "columns": "csc_matrix"}
 
@@ -88,8 +89,7 @@ class Dataset(StoredArrays):
             raise StoreError(f"{path} was written by a newer xmc_stream (format {version}): update")
         self.path = self.path.absolute()  # a worker has a folder of its own
         self.n_samples, self.n_features, self.n_labels, _, _ = (
-            whole_of(self.path, self.attributes, name)
-            for name in ("n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels")
+            whole_of(self.path, self.attributes, name) for name in SIZES
         )
         with understood(self.path / "zarr.json"):  # what is shown of rows that were left out
             for _file, _line, _reason in self.attributes.get("skipped_rows", ()):
@@ -470,6 +470,11 @@ def open_dataset(path: str | Path) -> Dataset:
     for matrix in (dataset.X_rows(), dataset.Y_rows(), dataset.Y_columns()):
         matrix.check_sizes()
     return dataset
+
+
+def as_dataset(data: Dataset | str | Path) -> Dataset:
+    """The dataset, opened where it is given by its path. Raises StoreError where there is none."""
+    return data if isinstance(data, Dataset) else open_dataset(data)
 
 
 def write_observed(dataset: Dataset, rows: Iterable[Block], max_bytes: int = 2**26, work: Path | None = None) -> None:

@@ -20,7 +20,7 @@ from xmc_stream.methods import registry
 from xmc_stream.methods.parameters import spelled
 from xmc_stream.models import Execution, load_model
 from xmc_stream.runtime.ledger import check_identity
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.places import (
     LEDGER,
@@ -151,7 +151,7 @@ def tune(
     [100.0, 25.0]
     """
     began = time.perf_counter()
-    dataset = data if isinstance(data, Dataset) else open_dataset(data)
+    dataset = as_dataset(data)
     execution = Execution(memory_limit, threads, scheduler, progress)
     tried = _tried(solver, grid, dict(fixed or {}))
     kept, path = (None if name is None else name.absolute() for name in _targets(out, model))
