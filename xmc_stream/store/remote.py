@@ -92,10 +92,9 @@ def as_path(name: str | Path) -> Path:
     fs, url = file_system(str(name))
     if url.startswith("file://"):
         return Path(url.removeprefix("file://"))
-    files = _files(fs, url)
-    path = _mirrors() / url.replace("://", ":/", 1)
-    path = path.with_name(f"{path.name}@{_version(fs, url, files)}")
-    _make_mirror(fs, url, path, files)
+    files, version = _files(fs, url)
+    path = _mirrors() / f"{url.replace('://', ':/', 1)}@{version}"
+    _make_mirror(fs, url, _mirrors(), path, files)
     for old in path.parent.glob(f"{path.name[:-13]}@*"):  # the store was written again
         if old != path and _MIRROR.fullmatch(str(old)):
             shutil.rmtree(old, ignore_errors=True)
@@ -112,10 +111,10 @@ def reach(path: str | Path) -> None:
     if folder.is_dir():
         return
     fs, _ = file_system(url)
-    files = _files(fs, url)
-    if _version(fs, url, files) != version:
+    files, now = _files(fs, url)
+    if now != version:
         raise StoreError(f"{url} was changed while it was read: give the same command again")
-    _make_mirror(fs, url, folder, files)
+    _make_mirror(fs, url, Path(root), folder, files)
 
 
 def refuse_unreachable(path: str | Path) -> None:
@@ -307,9 +306,8 @@ def listing(fs: Any, url: str) -> dict[str, tuple[int, str]]:
             return dict(fs.find(key, detail=True))
         return {}
 
-    found = persistent(url, find)
     files = {}
-    for name, about in sorted(found.items()):
+    for name, about in sorted(persistent(url, find).items()):
         inside = name.removeprefix(key).lstrip("/")
         size = about.get("size")
         if size is None:
@@ -320,18 +318,15 @@ def listing(fs: Any, url: str) -> dict[str, tuple[int, str]]:
     return files
 
 
-def _files(fs: Any, url: str) -> dict[str, tuple[int, str]]:
+def _files(fs: Any, url: str) -> tuple[dict[str, tuple[int, str]], str]:
+    """The files of a store, as `listing` has them, and its version. Raises StoreError where there is none."""
     files = listing(fs, url)
     if "zarr.json" not in files:
         half = "a copy that is not finished: give its `xmc-stream copy` again" if COPYING in files else "check the name"
         raise StoreError(f"{url} is no dataset and no model, as it has no zarr.json: {half}")
     files.pop(COPYING, None)
-    return files
-
-
-def _version(fs: Any, url: str, files: dict[str, tuple[int, str]]) -> str:
     about = persistent(url, lambda: fs.cat_file(f"{url}/zarr.json"))
-    return hashlib.sha256(about + repr(sorted(files.items())).encode()).hexdigest()[:12]
+    return files, hashlib.sha256(about + repr(sorted(files.items())).encode()).hexdigest()[:12]
 
 
 def _mirrors() -> Path:
@@ -340,9 +335,8 @@ def _mirrors() -> Path:
     return top.absolute() / MIRRORS
 
 
-def _make_mirror(fs: Any, url: str, path: Path, files: dict[str, tuple[int, str]]) -> None:
+def _make_mirror(fs: Any, url: str, root: Path, path: Path, files: dict[str, tuple[int, str]]) -> None:
     """All folders, all files that are no chunks, and links for the chunks."""
-    root = _root_of(path)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root, f"mirror-{_slot(str(path))}"):
@@ -359,8 +353,7 @@ def _make_mirror(fs: Any, url: str, path: Path, files: dict[str, tuple[int, str]
                 else:
                     small.append(name)
             with ThreadPoolExecutor(_SMALL_FETCHERS) as pool:
-                for _ in pool.map(lambda name: _download(fs, f"{url}/{name}", work / name, files[name][0]), small):
-                    pass
+                list(pool.map(lambda name: _download(fs, f"{url}/{name}", work / name, files[name][0]), small))
             work.rename(path)
     except OSError as error:
         if isinstance(error, StoreError):
@@ -404,14 +397,13 @@ def _fetch(path: str) -> None:
         size = _announced(path)
         if size is None:
             return
-        fs, _ = file_system(url)
         target = Path(root) / ".partial" / slot
         target.parent.mkdir(exist_ok=True)
         with suppress(OSError):  # where the disk is full, the download says so
             _tell(fd, size)
         try:
             _make_room(Path(root), size)
-            _download(fs, url, target, size)
+            _download(file_system(url)[0], url, target, size)
             target.replace(path)
         finally:
             os.ftruncate(fd, 0)
@@ -488,30 +480,21 @@ def _removed_down_to(root: Path, most: float, to: float) -> int:
     for folder, _, names in os.walk(root):
         for name in names:
             path = f"{folder}/{name}"
-            if _MIRROR.fullmatch(path) and _CHUNK.fullmatch(path) and not os.path.islink(path):
+            found = _MIRROR.fullmatch(path)
+            if found and _CHUNK.fullmatch(path) and not os.path.islink(path):
                 with suppress(OSError):
                     about = os.stat(path)
-                    files.append((about.st_mtime_ns, about.st_size, path))
-    used = arriving + sum(size for _, size, _ in files)
+                    files.append((about.st_mtime_ns, about.st_size, path, f"{found[2]}://{found[3]}/{found[5]}"))
+    used = arriving + sum(size for _, size, _, _ in files)
     if used <= most:
         return used
-    for _, size, path in sorted(files):
+    for _, size, path, url in sorted(files):
         if used <= to:
             break
-        found = _MIRROR.fullmatch(path)
-        if found is None:
-            continue
         link = root / ".partial" / "removed"
         link.parent.mkdir(exist_ok=True)
         link.unlink(missing_ok=True)
-        os.symlink(f"{size} bytes behind {found[2]}://{found[3]}/{found[5]}", link)
+        os.symlink(f"{size} bytes behind {url}", link)
         link.replace(path)
         used -= size
     return used
-
-
-def _root_of(path: Path) -> Path:
-    found = _MIRROR.fullmatch(str(path))
-    if found is None:
-        raise StoreError(f"{path} is in no mirror of a store behind a URL")
-    return Path(found[1])
