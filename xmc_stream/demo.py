@@ -290,7 +290,7 @@ def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, An
     from xmc_stream.evaluation.evaluate import evaluate
     from xmc_stream.store.dataset import open_dataset
 
-    def say(text: str = "", indent: str = "") -> None:
+    def say(text: str, indent: str = "") -> None:
         text = textwrap.fill(
             text, _WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_long_words=False,
             break_on_hyphens=False,
@@ -298,12 +298,15 @@ def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, An
         encoding = out.encoding or "utf-8"
         print(text.encode(encoding, "replace").decode(encoding), file=out, flush=True)
 
+    def tell(text: str) -> None:  # behind an empty line
+        print(file=out)
+        say(text)
+
     began = time.perf_counter()
     prepare_folder(folder)
     say("The task: tell from the words of a docstring to which package, module and class of Python it belongs.")
-    say()
     where = ", ".join(map(str, sources)) or "the standard library and the packages installed beside it"
-    say(f"Reading the docstrings in the source of {where}; nothing is imported or run.")
+    tell(f"Reading the docstrings in the source of {where}; nothing is imported or run.")
     sizes = write_text_set(read_samples(sources or source_folders()), folder)
     say(
         f"Found {sizes['n_train'] + sizes['n_test']:,} docstrings. Their labels are the names around them: scipy.fft.dct "
@@ -311,35 +314,29 @@ def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, An
         f"would be too easy. {sizes['n_test']:,} are held out for the test, the other {sizes['n_train']:,} are to learn "
         f"{sizes['n_labels']:,} labels from."
     )
-    say()
-    say(f"$ cd {shlex.quote(str(folder))}")
+    tell(f"$ cd {shlex.quote(str(folder))}")
     for text, command in _STEPS:
-        say()
-        say(text.format(**sizes))
+        tell(text.format(**sizes))
         say(f"$ xmc-stream {command}")
         run_step(command, folder, out)
     test = open_dataset(folder / "test.xmc")
     metrics = evaluate(folder / "predictions.zarr", test, open_dataset(folder / "train.xmc"))
-    say()
-    say(
+    tell(
         f"So {metrics['P@1']:.0f} % of the labels named first are right (P@1); to name the most frequent label always "
         f"would make {sizes['P@1_most_frequent']:.0f} %. Few docstrings have five labels: P@5 is "
         f"{metrics['P@5']:.0f} %, and a perfect model's would be {sizes['P@5_at_best']:.0f} %."
     )
-    say()
-    say(
+    tell(
         "Some of the held-out docstrings, evenly spaced, with the words in [brackets] hidden from the model. A score "
         "above zero is a yes; * marks what is right."
     )
     for name, beginning, truth, predicted in _shown(folder, test.n_samples):
-        say()
-        say(name)
+        tell(name)
         say(beginning, "  text       ")
         say(truth, "  labels     ")
         say(predicted, "  predicted  ")
-    say()
-    say(f"The files are in {folder}; README.txt there says what is what. To try next:")
-    say()
+    tell(f"The files are in {folder}; README.txt there says what is what. To try next:")
+    print(file=out)
     if shutil.which("xmc-stream") is None and Path(sys.prefix, "bin", "activate").exists():
         say(f"$ source {shlex.quote(str(Path(sys.prefix, 'bin', 'activate')))}")
     say(f"$ cd {shlex.quote(str(folder))}")

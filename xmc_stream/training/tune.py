@@ -171,26 +171,14 @@ def tune(
                 if scheduler is None:  # else the limit is that of workers
                     limit.check(comparing_needs(max(asked.ks), dataset, dataset), COMPARING)
                 found, resumed = asked.run(folder, overwrite)
-        found["settings"] = [{**one, "parameters": v} for one, v in zip(found["settings"], tried.values, strict=True)]
-        best, said = _best(found, metric), found.pop("metric", None)
-        chosen = {**tried.fixed, **tried.values[best]}
-        words = " ".join(("--solver", solver, *(f"--set {name}={_word(value)}" for name, value in chosen.items())))
-        report = {
-            "solver": solver,
-            "metric": metric,
-            "fixed": tried.fixed,
-            "seed": seed,
-            "held_out": held_out,
-            **found,
-            "best": best,
-            "parameters": chosen,
-            "set": words,
-        }
+        said = found.pop("metric", None)
+        about = {"solver": solver, "metric": metric, "fixed": tried.fixed, "seed": seed, "held_out": held_out}
+        report = {**about, **found, **_chosen(found["settings"], metric, solver, tried)}
         if path is not None:
-            LOG.info("training %s on all rows: %s", path.name, words)
+            LOG.info("training %s on all rows: %s", path.name, report["set"])
             with bar.part(_COMPARED, 1.0):
-                _, about = train(dataset, path, tried.settings[best], seed, execution, overwrite, force, check)
-            report["model_report"] = about
+                best = tried.settings[report["best"]]
+                _, report["model_report"] = train(dataset, path, best, seed, execution, overwrite, force, check)
         if kept is not None and said != metric:
             _store(kept, {**report, "identity": asked.identity})
         remove_left(folder / LEDGER)
@@ -244,11 +232,17 @@ def _ks(metric: str, dataset: Dataset) -> tuple[int, ...]:
     return tuple(sorted({*mine, *(k for k in _KS if k <= dataset.n_labels)}))
 
 
-def _best(found: Mapping[str, Any], metric: str) -> int:
-    """The setting with the best metric; of equal ones that with the smallest model, then the first."""
+def _chosen(found: Sequence[Mapping[str, Any]], metric: str, solver: str, tried: Settings) -> dict[str, Any]:
+    """The settings, and that with the best metric; of equal ones that with the smallest model, then the first."""
     sign = 1 if metric in FALLING else -1
-    settings = found["settings"]
-    return min(range(len(settings)), key=lambda i: (sign * settings[i]["figures"][metric], settings[i]["nnz"], i))
+    best = min(range(len(found)), key=lambda i: (sign * found[i]["figures"][metric], found[i]["nnz"], i))
+    chosen = {**tried.fixed, **tried.values[best]}
+    return {
+        "settings": [{**one, "parameters": values} for one, values in zip(found, tried.values, strict=True)],
+        "best": best,
+        "parameters": chosen,
+        "set": " ".join(("--solver", solver, *(f"--set {name}={_word(value)}" for name, value in chosen.items()))),
+    }
 
 
 def _word(value: Any) -> str:
