@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -63,6 +64,18 @@ _RUN = {"normalize": "auto", "seed": 0, "memory_limit": None, "threads": None, "
 _ROWS = "X.xmc"  # the dataset that a matrix becomes
 _HELD = "model.calibration/held.xmc"  # where `train_calibrated` has it
 _FIT_ALONE = ("model", "overwrite", "force", "check", "warm_start", "cuts", "calibrate")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How `fit` trains, see there."""
+
+    overwrite: bool
+    force: bool
+    check: bool
+    warm_start: Model | str | Path | None
+    cuts: Cuts | None
+    calibrate: float
 
 
 class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -128,6 +141,7 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         return self._PARAMETERS(**{name: getattr(self, name) for name in self._PARAMETERS.rules()})
 
+    @native_arguments
     def fit(
         self,
         X: Any,
@@ -204,17 +218,15 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.model_.shape
         (3, 3)
         """
-        return self._fit(X, y, model, None, overwrite, force, check, warm_start, cuts, calibrate)
+        return self._fit(X, y, model, Options(overwrite, force, check, warm_start, cuts, calibrate))
 
-    @native_arguments
-    def _fit(
-        self, X: Any, y: Any, model: str | Path | None, sample_weight: Any, overwrite: bool, force: bool, check: bool,
-        warm_start: Model | str | Path | None, cuts: Cuts | None, calibrate: float,
-    ) -> Self:  # fmt: skip
+    def _fit(self, X: Any, y: Any, model: str | Path | None, of: Options, sample_weight: Any = None) -> Self:
         """`fit`, with weights of the samples where a method takes them."""
-        parameters, execution = self._checked(cuts)
-        start = warm_start if warm_start is None or isinstance(warm_start, Model) else load_model(warm_start)
-        if calibrate and start is not None:
+        parameters, execution = self._checked(of.cuts)
+        start = (
+            of.warm_start if of.warm_start is None or isinstance(of.warm_start, Model) else load_model(of.warm_start)
+        )
+        if of.calibrate and start is not None:
             raise InputError("calibrate and warm_start do not go together: the start has seen the rows held out")
         with (
             temporary_folder() as scratch,
@@ -223,18 +235,27 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ):
             dataset, target = self._on_disk(X, y, scratch, execution)
             given = self._given(sample_weight, dataset, target)
-            if calibrate and given is not None:
+            if of.calibrate and given is not None:
                 raise InputError(
                     "calibrate does not go together with sample_weight, or with weights of labels themselves: leave out one"
                 )
 
             def trained(path: Path) -> tuple[Model, dict[str, Any]]:
-                if calibrate:
+                if of.calibrate:
                     return train_calibrated(
-                        dataset, path, parameters, self.seed, execution, calibrate, overwrite, force, check
+                        dataset, path, parameters, self.seed, execution, of.calibrate, of.overwrite, of.force, of.check
                     )
                 return train(
-                    dataset, path, parameters, self.seed, execution, overwrite, force, check, start, given=given
+                    dataset,
+                    path,
+                    parameters,
+                    self.seed,
+                    execution,
+                    of.overwrite,
+                    of.force,
+                    of.check,
+                    start,
+                    given=given,
                 )
 
             if model is not None:
