@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,11 @@ from xmc_stream.factors.factors import FACTORS, LowRankFactors
 from xmc_stream.factors.forecast import ScoreForecaster
 from xmc_stream.factors.predict import HeldFactors, ScoreRun, held_needs
 from xmc_stream.factors.warmup import ScoreWarmUp
-from xmc_stream.models.decisions import Decision
 from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model
 from xmc_stream.runtime.check import checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
-from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+from xmc_stream.runtime.plan import Forecaster
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
 
@@ -68,11 +66,9 @@ class LowRankModel(LowRankFactors, Model):
         """Predict, and evaluate, a few rows by small factors."""
         return ScoreWarmUp()
 
-    def predicting(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
-    ) -> ScoreRun:
-        """X W, then scores."""
-        return ScoreRun(self, dataset, k, out, plan, filtered, raw=raw)
+    def _run(self, evaluate: bool) -> type[ScoreRun]:
+        """See `Kind`."""
+        return ScoreRun
 
     def held_needs(self) -> dict[str, int]:
         """Both factors."""
@@ -81,12 +77,6 @@ class LowRankModel(LowRankFactors, Model):
     def hold(self) -> HeldFactors:
         """Both factors."""
         return HeldFactors(self)
-
-    def evaluating(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
-    ) -> ScoreRun:
-        """X W, then scores twice."""
-        return ScoreRun(self, dataset, k, out, plan, filtered, decision, folder)
 
     def forecaster(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]

@@ -221,7 +221,7 @@ class ScoreRun(RankingRun):
             for start, stop in sizes.ranges(n):
                 common = (*about, start, stop, self.k, str(self.out), self.filtered, scores)
                 if self.folder:
-                    counts = str(self.folder / f"counts-{start}")
+                    counts = self.counts(start)
                     jobs.append(EvaluateScoresJob(*common, decision=self.decision, counts=counts, raw=self.raw))
                 else:
                     jobs.append(ScoreJob(*common, raw=self.raw))
@@ -230,6 +230,6 @@ class ScoreRun(RankingRun):
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         if self.folder:
-            return metrics_of(receipts, [Path(f"{self.folder}/counts-{job.start}") for job in jobs], n, model.n_labels)
+            return metrics_of(receipts, [Path(self.counts(job.start)) for job in jobs], n, model.n_labels)
         n_bytes = sum(receipt["bytes_read"] for receipt in [*projected, *receipts])
         return {"bytes_read": n_bytes, "row_blocks": sum(receipt["row_blocks"] for receipt in receipts)}

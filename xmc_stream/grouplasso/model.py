@@ -14,12 +14,11 @@ from xmc_stream.grouplasso.forecast import RowsForecaster
 from xmc_stream.grouplasso.predict import HeldRows, RowsRun, held_needs
 from xmc_stream.grouplasso.predict_warmup import RowsWarmUp
 from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights
-from xmc_stream.models.decisions import Decision
 from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model, compare
 from xmc_stream.runtime.check import array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
-from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+from xmc_stream.runtime.plan import Forecaster
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.places import target_path
@@ -71,11 +70,9 @@ class RowSparseModel(RowSparseWeights, Model):
         """Predict, and evaluate, a few rows by a few rows of W."""
         return RowsWarmUp()
 
-    def predicting(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
-    ) -> RowsRun:
-        """Row block by row block, tile by tile."""
-        return RowsRun(self, dataset, k, out, plan, filtered, raw=raw)
+    def _run(self, evaluate: bool) -> type[RowsRun]:
+        """See `Kind`."""
+        return RowsRun
 
     def held_needs(self) -> dict[str, int]:
         """All rows of W."""
@@ -84,12 +81,6 @@ class RowSparseModel(RowSparseWeights, Model):
     def hold(self) -> HeldRows:
         """All rows of W."""
         return HeldRows(self)
-
-    def evaluating(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
-    ) -> RowsRun:
-        """Row block by row block, tile by tile, twice."""
-        return RowsRun(self, dataset, k, out, plan, filtered, decision, folder)
 
     def forecaster(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]

@@ -268,12 +268,12 @@ class RowsRun(RankingRun):
         for start, stop in sizes.ranges(n):
             common = (*about, start, stop, self.k, str(self.out), self.filtered, sizes)
             if folder:
-                counts = str(folder / f"counts-{start}")
+                counts = self.counts(start)
                 jobs.append(EvaluateRowsJob(*common, decision=self.decision, counts=counts, raw=self.raw))
             else:
                 jobs.append(RowsJob(*common, raw=self.raw))
         receipts = yield Phase("evaluate" if folder else "predict", jobs, PREDICTING, (0.0, 1.0), twice=True)
         drop_tiles()
         if folder:
-            return metrics_of(receipts, [folder / f"counts-{job.start}" for job in jobs], n, n_labels)
+            return metrics_of(receipts, [Path(self.counts(job.start)) for job in jobs], n, n_labels)
         return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}

@@ -23,10 +23,9 @@ from xmc_stream.linear.predict import PredictPlan, PredictRun, classes_of, plan_
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.models.counts import COUNT_BYTES, HITS, PREDICTED, TRUE, count_best, metrics_of, write_counts
-from xmc_stream.models.decisions import BEST_LABEL, Decision
-from xmc_stream.models.ranking import check_labels, filter_matrix, filter_pairs, no_predictions
-from xmc_stream.models.runs import PREDICTING, least_block
+from xmc_stream.models.counts import HITS, PREDICTED, TRUE, count_best, metrics_of, write_counts
+from xmc_stream.models.ranking import filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.runs import PREDICTING, CountingJob, least_block
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
@@ -34,28 +33,11 @@ from xmc_stream.store.predictions import write_predictions
 
 
 @dataclass(frozen=True)
-class EvaluateJob:
-    """Rows [start, stop): predictions as a PredictJob's, and the file `counts`, see `read_counts`.
+class EvaluateJob(CountingJob):
+    """Predictions as a PredictJob's, and counts."""
 
-    A pair of `filtered` is not true and scores -inf.
-    """
-
-    model: str
-    data: str
-    start: int
-    stop: int
-    k: int
-    decision: Decision
-    out: str
-    counts: str
     sizes: PredictPlan
     max_rows: int
-    filtered: str
-
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"metrics/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
         """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
@@ -112,26 +94,18 @@ class EvaluateJob:
 
 @dataclass
 class EvaluateRun(PredictRun):
-    """The jobs of one evaluation; counts go to files in `folder`."""
-
-    decision: Decision = BEST_LABEL
-    folder: Path = Path()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_labels(self.model, self.dataset)
+    """The jobs of one evaluation."""
 
     def loop(self) -> Loop:
         """One phase; returns the metrics."""
         drop_tiles()
         n, n_labels = self.dataset.n_samples, self.model.n_labels
         least = least_block(self.dataset, labels=True)
-        sizes = plan_predict(self.plan, self.model, n, self.k, True, COUNT_BYTES * n_labels, least)
+        sizes = plan_predict(self.plan, self.model, n, self.k, True, self.of_labels, least)
         jobs = [
             EvaluateJob(
-                str(self.model.path), str(self.dataset.path), start, stop, self.k,
-                self.decision, str(self.out), str(self.folder / f"counts-{start}"), sizes, self.plan.cuts.rows,
-                self.filtered,
+                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out),
+                self.filtered, sizes, self.plan.cuts.rows, decision=self.decision, counts=self.counts(start),
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip

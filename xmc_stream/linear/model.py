@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +15,11 @@ from numpy.typing import NDArray
 from xmc_stream.linear.guide import GUIDE, Guide
 from xmc_stream.linear.implied import IMPLIED, ImpliedLabels
 from xmc_stream.linear.weights import LinearWeights, unit_path
-from xmc_stream.models.decisions import Decision
 from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model
 from xmc_stream.runtime.check import CHECKED_BYTES, array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
-from xmc_stream.runtime.plan import Forecaster, MemoryPlan, even_ranges
+from xmc_stream.runtime.plan import Forecaster, even_ranges
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
@@ -29,7 +27,6 @@ from xmc_stream.store.model import UNIT
 if TYPE_CHECKING:
     import scipy.sparse
 
-    from xmc_stream.linear.evaluate import EvaluateRun
     from xmc_stream.linear.predict import HeldTiles, PredictRun
 
 _WINDOW = 1 << 20  # items exported at a time
@@ -107,13 +104,15 @@ class LinearModel(LinearWeights, Model):
         fours = self.n_features <= MOST_FEATURES
         return LinearWarmUp(evaluate, Guide.of(self) is not None, ImpliedLabels.of(self) is not None, fours)
 
-    def predicting(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
-    ) -> PredictRun:
-        """Tile by tile."""
+    def _run(self, evaluate: bool) -> type[PredictRun]:
+        """See `Kind`."""
+        if evaluate:
+            from xmc_stream.linear.evaluate import EvaluateRun
+
+            return EvaluateRun
         from xmc_stream.linear.predict import PredictRun
 
-        return PredictRun(self, dataset, k, out, plan, filtered, raw=raw)
+        return PredictRun
 
     def held_needs(self) -> dict[str, int]:
         """All tiles."""
@@ -126,14 +125,6 @@ class LinearModel(LinearWeights, Model):
         from xmc_stream.linear.predict import HeldTiles
 
         return HeldTiles(self)
-
-    def evaluating(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
-    ) -> EvaluateRun:
-        """Tile by tile, twice."""
-        from xmc_stream.linear.evaluate import EvaluateRun
-
-        return EvaluateRun(self, dataset, k, out, plan, filtered, decision, folder)
 
     def forecaster(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]

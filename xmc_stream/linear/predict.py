@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from xmc_stream.models.calibration import Calibration
 from xmc_stream.models.ranking import (
     RESULT_BYTES,
     calibration_of,
-    check_features,
     filter_matrix,
     filter_pairs,
     no_predictions,
@@ -43,6 +42,7 @@ from xmc_stream.models.runs import (
     PREDICTING,
     CutIntoJobs,
     RankingJob,
+    RankingRun,
     least_block,
 )
 from xmc_stream.runtime.job import Loop, Phase, Receipt
@@ -313,19 +313,10 @@ class HeldTiles:
 
 
 @dataclass
-class PredictRun:
-    """The jobs of one prediction; raw: by the labels' own scores, see `RankingJob`."""
+class PredictRun(RankingRun):
+    """The jobs of one prediction by a model with weights by class."""
 
     model: LinearWeights
-    dataset: Dataset
-    k: int
-    out: Path
-    plan: MemoryPlan
-    filtered: str = ""
-    raw: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_features(self.model, self.dataset)
 
     def loop(self) -> Loop:
         """One phase; returns bytes and row blocks."""

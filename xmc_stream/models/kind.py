@@ -10,22 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.models.decisions import Decision
 from xmc_stream.store.model import StoredModel
 
 if TYPE_CHECKING:
-    from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
-    from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+    from xmc_stream.models.runs import RankingRun
+    from xmc_stream.runtime.job import Job, Phase, Receipt
+    from xmc_stream.runtime.plan import Forecaster
     from xmc_stream.store.dataset import Dataset
     from xmc_stream.store.matrix import Block, SparseMatrix
-
-
-class Run(Protocol):
-    """Jobs by phases, and where they write: what `predict` and `evaluate` give to an engine."""
-
-    @property
-    def out(self) -> Path: ...
-    def loop(self) -> Loop: ...
 
 
 class Held(Protocol):
@@ -72,6 +64,10 @@ class Kind(StoredModel, ABC):
         """Hash what scores depend on, in the order of the classes."""
 
     @abstractmethod
+    def _run(self, evaluate: bool) -> type[RankingRun]:
+        """What runs a prediction, or an evaluation."""
+
+    @abstractmethod
     def warm_up(self, evaluate: bool = False) -> Job:
         """A job that loads the kernels of a prediction.
 
@@ -83,39 +79,6 @@ class Kind(StoredModel, ABC):
         Returns
         -------
         Job
-        """
-
-    @abstractmethod
-    def predicting(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
-    ) -> Run:
-        """The jobs of a prediction, for an engine.
-
-        Parameters
-        ----------
-        dataset : Dataset
-            The samples.
-        k : int
-            Classes of each sample.
-        out : Path
-            The unfinished predictions that jobs fill.
-        plan : MemoryPlan
-            What jobs may hold.
-        filtered : str, default ""
-            The path of a stored matrix of pairs that are not predicted. "": none.
-        raw : bool, default False
-            Give the labels' own scores: before calibration, and without implied labels.
-
-        Returns
-        -------
-        Run
-
-        Raises
-        ------
-        InputError
-            The data do not match the model.
-        MemoryLimitError
-            The plan has too little memory.
         """
 
     @abstractmethod
@@ -140,41 +103,6 @@ class Kind(StoredModel, ABC):
         ------
         StoreError
             The model is damaged.
-        """
-
-    @abstractmethod
-    def evaluating(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
-    ) -> Run:
-        """The jobs of an evaluation, which predicts too, for an engine.
-
-        Parameters
-        ----------
-        dataset : Dataset
-            The samples.
-        k : int
-            Classes of each sample.
-        out : Path
-            The unfinished predictions that jobs fill.
-        plan : MemoryPlan
-            What jobs may hold.
-        filtered : str
-            The path of a stored matrix of pairs that are not predicted. "": none.
-        decision : Decision
-            Which labels count as predicted.
-        folder : Path
-            Where jobs put what they count.
-
-        Returns
-        -------
-        Run
-
-        Raises
-        ------
-        InputError
-            The data do not match the model.
-        MemoryLimitError
-            The plan has too little memory.
         """
 
     @abstractmethod

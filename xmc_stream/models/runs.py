@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from xmc_stream.models.counts import COUNT_BYTES
 from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.ranking import check_features, check_labels
-from xmc_stream.runtime.job import Job, Receipt
+from xmc_stream.runtime.job import Job, Loop, Receipt
 from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
@@ -93,7 +93,7 @@ class CountingJob(RankingJob):
 
 
 @dataclass
-class RankingRun:
+class RankingRun(ABC):
     """The jobs of one prediction; with a folder for counts, of an evaluation."""
 
     model: StoredModel
@@ -115,6 +115,14 @@ class RankingRun:
     def of_labels(self) -> int:
         """Bytes of the counts over labels that each thread keeps."""
         return COUNT_BYTES * self.model.n_labels if self.folder else 0
+
+    def counts(self, start: int) -> str:
+        """The file for what an evaluation counts in the rows of a job."""
+        return f"{self.folder}/counts-{start}"
+
+    @abstractmethod
+    def loop(self) -> Loop:
+        """Phases of jobs; returns sums of a prediction, or the metrics of an evaluation."""
 
 
 @dataclass(frozen=True)
