@@ -42,7 +42,7 @@ from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts, solve_ridges
 from xmc_stream.lowrank.scale import ScaleJob
 from xmc_stream.lowrank.steps import FactorsJob, ModelJob, StartJob, gram_jobs
-from xmc_stream.lowrank.w_step import VECTORS, StoreWJob, WStep, WStepJob
+from xmc_stream.lowrank.w_step import VECTORS, WStep, WStepJob
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.metrics import average_auc
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
@@ -466,7 +466,7 @@ class LEMLRun:
             solved = (yield Phase(f"{name}, W", alone, words, span, unit="alternation", number=number))[0]
         elif solved is None:
             receipt = yield from of_w.loop()
-            solved = (yield Phase(f"{name}, W", [StoreWJob(of_w, str(w), receipt)], self._words(step, "W")))[0]
+            solved = (yield Phase(f"{name}, W", [WStepJob(of_w, str(w), receipt)], self._words(step, "W")))[0]
         found, scores = Factor(str(w / "W"), p.rank, learned.n_inputs()), self._panels("a", d.n_samples)
         projections = [
             ProjectJob(learned, f"a/{number}", cols, found, scores, self._sizes.parts, self._holding)

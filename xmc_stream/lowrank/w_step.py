@@ -170,6 +170,7 @@ class WStep:
         return {"objective_w": float(f[0]), "products": products, **problem.sums}
 
 
+_READ = {"passes": 0.0, "bytes_read": 0}  # sums over the jobs of a step
 VECTORS = 8  # of D x r, in a W step over pairs: w, the next one, g, s, residual, direction, image, one on the way
 
 
@@ -179,7 +180,7 @@ class _Pairs:
     def __init__(self, step: WStep) -> None:
         self._step = step
         self._shape = step.learned.n_inputs(), step.parameters.rank
-        self.sums = {"passes": 0.0, "bytes_read": 0}
+        self.sums = dict(_READ)
 
     def _do(self, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
         receipts = yield Phase(
@@ -261,10 +262,14 @@ class _Pairs:
 
 @dataclass(frozen=True)
 class WStepJob:
-    """A W step that is too small to be shared out: all of its phases in this job."""
+    """Store the W of a step, and solve for it before where it is too small to be shared out.
+
+    receipt: of a step whose phases were shared out; what they read is counted with their jobs.
+    """
 
     step: WStep
     out: str
+    receipt: Receipt | None = None
 
     @property
     def key(self) -> str:
@@ -273,27 +278,9 @@ class WStepJob:
 
     def run(self) -> Receipt:
         """Solve and store W."""
-        receipt = run_here(self.step.loop(), Notes())
-        return receipt | StoreWJob(self.step, self.out, receipt).run()
-
-
-@dataclass(frozen=True)
-class StoreWJob:
-    """Store the W that a step left in its panels. receipt: of the step; what it read is counted with its own jobs."""
-
-    step: WStep
-    out: str
-    receipt: Receipt
-
-    @property
-    def key(self) -> str:
-        """The alternation."""
-        return self.step.name
-
-    def run(self) -> Receipt:
-        """Write."""
+        receipt = self.receipt or run_here(self.step.loop(), Notes())
         panels = self.step.panels("w")
         with new_factors(Path(self.out), {"W": panels.columns}) as writers:
             for first in range(0, panels.n, BLOCK):
                 writers["W"].append(panels.read(first, min(first + BLOCK, panels.n)).ravel())
-        return {name: self.receipt[name] for name in ("objective_w", "products")}
+        return {name: receipt[name] for name in receipt if self.receipt is None or name not in _READ}
