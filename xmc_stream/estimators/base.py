@@ -19,7 +19,7 @@ from xmc_stream.estimators.rows import as_rows, check_dataset, check_normalize, 
 from xmc_stream.estimators.targets import Indicator, Target, encoded
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.weights import Given
-from xmc_stream.models import Execution, Model, advising, load_model
+from xmc_stream.models import Execution, Model, advising, as_model
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.places import target_path
@@ -223,9 +223,7 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _fit(self, X: Any, y: Any, model: str | Path | None, of: Options, sample_weight: Any = None) -> Self:
         """`fit`, with weights of the samples where a method takes them."""
         parameters, execution = self._checked(of.cuts)
-        start = (
-            of.warm_start if of.warm_start is None or isinstance(of.warm_start, Model) else load_model(of.warm_start)
-        )
+        start = None if of.warm_start is None else as_model(of.warm_start)
         if of.calibrate and start is not None:
             raise InputError("calibrate and warm_start do not go together: the start has seen the rows held out")
         with (

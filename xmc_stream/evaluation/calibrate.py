@@ -11,7 +11,7 @@ import scipy.sparse
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.models import Execution, Model, checked, load_model, planned
+from xmc_stream.models import Execution, Model, as_model, checked, planned
 from xmc_stream.models.calibration import CANDIDATES, Candidates
 from xmc_stream.models.calibration import calibrate as learn
 from xmc_stream.runtime.check import checked_reading
@@ -105,9 +105,9 @@ def calibrate(
     >>> about["rows"], about["applied"]  # every row is right already
     (150, False)
     """
-    opened = _opened(model)
+    opened = as_model(model)
     local_path(opened.path)  # whose files will be changed
-    seen = opened if scores_of is None else _opened(scores_of)
+    seen = opened if scores_of is None else as_model(scores_of)
     dataset = as_dataset(data)
     return calibrate_with(opened, dataset, seen, Execution(memory_limit, threads, scheduler, progress), check)
 
@@ -171,11 +171,7 @@ def uncalibrate(model: Model | str | Path) -> None:
     >>> model.calibrated
     False
     """
-    _opened(model).set_calibration(None)
-
-
-def _opened(model: Model | str | Path) -> Model:
-    return model if isinstance(model, Model) else load_model(model)
+    as_model(model).set_calibration(None)
 
 
 def _refuse_unfit(model: Model, seen: Model, dataset: Dataset) -> None:

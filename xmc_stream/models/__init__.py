@@ -2,11 +2,11 @@
 
 from xmc_stream.models.api import predict
 from xmc_stream.models.execution import Execution, advising, memory_plan, planned
-from xmc_stream.models.model import Model, load_model
+from xmc_stream.models.model import Model, as_model, load_model
 from xmc_stream.models.prediction import Asked, check_target, checked, predict_to, stored_filter
 from xmc_stream.models.samples import samples
 
 __all__ = [
-    "Asked", "Execution", "Model", "advising", "check_target", "checked", "load_model", "memory_plan", "planned", "predict",
-    "predict_to", "samples", "stored_filter",
+    "Asked", "Execution", "Model", "advising", "as_model", "check_target", "checked", "load_model", "memory_plan", "planned",
+    "predict", "predict_to", "samples", "stored_filter",
 ]  # fmt: skip

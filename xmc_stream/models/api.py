@@ -7,7 +7,7 @@ from typing import Any
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.models.execution import Execution
-from xmc_stream.models.model import Model, load_model
+from xmc_stream.models.model import Model, as_model
 from xmc_stream.models.prediction import check_target, predict_to
 from xmc_stream.models.samples import samples
 from xmc_stream.models.written import STANDARD_OUTPUT
@@ -95,7 +95,7 @@ def predict(
     """
     execution = Execution(memory_limit, threads, scheduler, progress)
     out = STANDARD_OUTPUT if str(out) == str(STANDARD_OUTPUT) else target_path(out)
-    trained = model if isinstance(model, Model) else load_model(model)
+    trained = as_model(model)
     check_target(trained, out, k, overwrite)
     folder = execution.scratch(trained.path) if out == STANDARD_OUTPUT else out.absolute().parent
     with working("predict", progress), samples(data, trained, folder, execution) as dataset:

@@ -479,6 +479,11 @@ def load_model(path: str | Path) -> Model:
     return model
 
 
+def as_model(model: Model | str | Path) -> Model:
+    """The model, opened where it is given by its path. Raises StoreError where there is none."""
+    return model if isinstance(model, Model) else load_model(model)
+
+
 def compare(model: Model) -> None:
     """Compare all that a model's scores depend on with its checksums. Raises StoreError naming a file that is damaged."""
     for job in model.check_jobs():
