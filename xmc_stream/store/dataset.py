@@ -88,9 +88,8 @@ class Dataset(StoredArrays):
         if (version := whole_of(self.path, self.attributes, "version", 1)) > VERSION:
             raise StoreError(f"{path} was written by a newer xmc_stream (format {version}): update")
         self.path = self.path.absolute()  # a worker has a folder of its own
-        self.n_samples, self.n_features, self.n_labels, _, _ = (
-            whole_of(self.path, self.attributes, name) for name in SIZES
-        )
+        sizes = [whole_of(self.path, self.attributes, name) for name in SIZES]
+        self.n_samples, self.n_features, self.n_labels = sizes[:3]
         with understood(self.path / "zarr.json"):  # what is shown of rows that were left out
             for _file, _line, _reason in self.attributes.get("skipped_rows", ()):
                 pass
