@@ -23,6 +23,7 @@ from commands import converted
 
 import xmc_stream as xs
 from xmc_stream.methods import registry
+from xmc_stream.methods.contract import Task
 from xmc_stream.models import Execution
 from xmc_stream.runtime.warmup import a_few_rows
 from xmc_stream.training.train import train
@@ -72,10 +73,10 @@ class Runs:
         parameters = registry.parameters(name, values)
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             with a_few_rows() as rows:  # kernels are loaded, which is not measured
-                train(rows, Path(folder) / "few", parameters, 0, Execution(LIMIT, 1))
+                train(Task(rows, parameters, 0), Path(folder) / "few", Execution(LIMIT, 1))
             began, cpu = time.perf_counter(), time.process_time()
             model, report = train(
-                xs.open_dataset(self._data), Path(folder) / "m", parameters, 0, Execution(LIMIT, threads)
+                Task(xs.open_dataset(self._data), parameters, 0), Path(folder) / "m", Execution(LIMIT, threads)
             )
             taken = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - began}
             events = [json.loads(line) for line in (model.path / "events.jsonl").read_text().splitlines()]

@@ -17,6 +17,7 @@ from helpers.forked import Forked
 import xmc_stream as xs
 from xmc_stream.errors import InputError
 from xmc_stream.methods import registry
+from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 from xmc_stream.models import Execution
 from xmc_stream.training.plan import plan_training
@@ -56,7 +57,7 @@ def told(*arguments: Any) -> dict[str, Any]:
 
 def test_it_trains_predicts_and_evaluates(small: Path, tmp_path: Path) -> None:
     data = xs.open_dataset(small)
-    model, report = train(data, tmp_path / "m", toy.CentroidParameters(), 0, Execution("2GB", 2))
+    model, report = train(Task(data, toy.CentroidParameters(), 0), tmp_path / "m", Execution("2GB", 2))
     W, bias = toy.centroids(small)
     np.testing.assert_allclose(model.to_scipy().toarray(), W, atol=1e-6)
     np.testing.assert_allclose(model.bias(), bias, atol=1e-5)
@@ -67,7 +68,7 @@ def test_it_trains_predicts_and_evaluates(small: Path, tmp_path: Path) -> None:
     assert labels.shape == (data.n_samples, 1)
     assert xs.verify(tmp_path / "m")["sound"]
     assert xs.load_model(tmp_path / "m").digest() == model.digest()
-    again, figures = train(data, tmp_path / "m", toy.CentroidParameters(), 0, Execution("2GB", 2))
+    again, figures = train(Task(data, toy.CentroidParameters(), 0), tmp_path / "m", Execution("2GB", 2))
     assert figures["resumed"]
     assert again.digest() == model.digest()
 

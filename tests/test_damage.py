@@ -21,6 +21,7 @@ from xmc_stream.cli import main
 from xmc_stream.cli.options import STORE
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.methods import registry
+from xmc_stream.methods.contract import Task
 from xmc_stream.models import Execution
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.store.dataset import Dataset
@@ -140,7 +141,7 @@ def test_no_model_gives_what_a_flipped_bit_made_of_it(
     solver: str, options: dict[str, Any], data: Dataset, tmp_path: Path
 ) -> None:
     path = tmp_path / "m"
-    train(data, path, registry.declared(solver)(**options), 0, Execution(LIMIT, 1))
+    train(Task(data, registry.declared(solver)(**options), 0), path, Execution(LIMIT, 1))
     whole = {name: said_of(path, name) for name in OF_MODELS}
     assert sum(said not in ("", "StoreError") for said in whole.values()) >= 5
     for file in (file for file in path.rglob("c/*") if file.is_file()):

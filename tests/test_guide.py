@@ -28,6 +28,7 @@ from xmc_stream.linear.guide import Guide
 from xmc_stream.linear.kernels.guide import group_terms, guide_row, least_score, sureness
 from xmc_stream.linear.kernels.scores import Tile
 from xmc_stream.linear.model import LinearModel
+from xmc_stream.methods.contract import Task
 from xmc_stream.models import Execution
 from xmc_stream.ppdsparse import groups as module
 from xmc_stream.ppdsparse.groups import CLUSTERINGS, GROUPS, LEAST_LABELS, N_GROUPS, guide_weight
@@ -134,7 +135,7 @@ def test_a_model_is_the_same_for_any_limit_threads_and_cuts(
 ) -> None:
     execution = Execution(**{"memory_limit": LIMIT, **change})
     parameters = PPDSparseParameters(guide=WEIGHT)
-    model, _ = train_model(xs.open_dataset(data[0]), tmp_path / "m", parameters, 0, execution)
+    model, _ = train_model(Task(xs.open_dataset(data[0]), parameters, 0), tmp_path / "m", execution)
     assert model.digest() == guided.digest()
     labels, scores = guided.predict_topk(data[1], k=4)
     others, other_scores = ranked(model, data[1], 4, execution)

@@ -24,6 +24,7 @@ from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.implied import FEWEST, ImpliedJob, ImpliedLabels
 from xmc_stream.linear.kernels.implied import Implied, lift
 from xmc_stream.linear.model import LinearModel
+from xmc_stream.methods.contract import Task
 from xmc_stream.models import Execution
 from xmc_stream.ppdsparse.groups import MARGIN, implied_margin
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
@@ -196,7 +197,7 @@ def test_a_model_is_the_same_for_any_threads_and_cuts(
 ) -> None:
     parameters = PPDSparseParameters(implied=NESTED, C=C)
     execution = Execution(**{"memory_limit": LIMIT, **change})
-    model, _ = train_model(xs.open_dataset(data.path), tmp_path / "m", parameters, 0, execution)
+    model, _ = train_model(Task(xs.open_dataset(data.path), parameters, 0), tmp_path / "m", execution)
     assert model.digest() == models[1].digest()
 
 

@@ -242,6 +242,7 @@ class Noted(Progress):
 
 @pytest.mark.parametrize("solver", ["ppdsparse", "pdsparse", "leml", "cplst", "group-lasso", "memoir"])
 def test_every_method_says_how_far_it_is(solver: str, tmp_path: Path) -> None:
+    from xmc_stream.methods.contract import Task
     from xmc_stream.methods.registry import parameters
     from xmc_stream.models import Execution
     from xmc_stream.training.train import train
@@ -252,7 +253,7 @@ def test_every_method_says_how_far_it_is(solver: str, tmp_path: Path) -> None:
     noted = Noted()
     token = seen._current.set(noted)
     try:
-        train(data, tmp_path / "m", parameters(solver, values.get(solver, {})), 0, Execution("2GB", 1))
+        train(Task(data, parameters(solver, values.get(solver, {})), 0), tmp_path / "m", Execution("2GB", 1))
     finally:
         seen._current.reset(token)
     shares = [share for share, _ in noted.steps]

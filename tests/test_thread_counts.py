@@ -13,6 +13,7 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.factors.heldrows import let_go
 from xmc_stream.methods import registry
+from xmc_stream.methods.contract import Task
 from xmc_stream.models import Execution
 from xmc_stream.runtime.plan import jobs_worth
 from xmc_stream.store.predictions import Predictions
@@ -79,7 +80,7 @@ def test_more_threads_read_no_more_and_learn_the_same(of: Any, size: str, data: 
     for threads in (1, 2, MANY):
         let_go()
         execution = Execution(LIMIT, threads)
-        model, report = train(dataset, tmp_path / str(threads), registry.parameters(name, values), 0, execution)
+        model, report = train(Task(dataset, registry.parameters(name, values), 0), tmp_path / str(threads), execution)
         reports[threads] = report
         digests.add(model.digest())
         jobs = [json.loads(line) for line in (model.path / "events.jsonl").read_text().splitlines()]
@@ -97,7 +98,7 @@ def test_more_threads_read_no_more_in_predictions_and_evaluations(
 ) -> None:
     name, values = of
     dataset, answers = xs.open_dataset(data), []
-    model, _ = train(dataset, tmp_path / "m", registry.parameters(name, values), 0, Execution(LIMIT, 2))
+    model, _ = train(Task(dataset, registry.parameters(name, values), 0), tmp_path / "m", Execution(LIMIT, 2))
     read = {}
     for threads in (1, MANY):
         said = xs.predict(model, dataset, tmp_path / f"p{threads}", memory_limit=LIMIT, threads=threads)

@@ -81,13 +81,13 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found, train = Seen(), trials.train
 
-    def watched(rows: Any, path: Path, parameters: Any, seed: int, execution: Any, *rest: Any, **named: Any) -> Any:
+    def watched(task: Any, path: Path, execution: Any, **named: Any) -> Any:
         if path.exists():  # it is compared now
-            return train(rows, path, parameters, seed, execution, *rest, **named)
+            return train(task, path, execution, **named)
         found.begun.append(path.name)
         found.before(path.name)
         began = time.monotonic()
-        model, report = train(rows, path, parameters, seed, execution, *rest, **named)
+        model, report = train(task, path, execution, **named)
         found.times.append((began, time.monotonic()))
         found.digests[path.name] = model.digest()
         found.processes |= {event["process"] for event in read_events(path / "events.jsonl") if event["event"] == "job"}

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import xmc_stream
 from xmc_stream.methods.registry import names
 

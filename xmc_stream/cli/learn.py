@@ -123,6 +123,7 @@ def train(
     memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again."""
+    from xmc_stream.methods.contract import Task
     from xmc_stream.methods.registry import method_of
     from xmc_stream.models import Execution, load_model
     from xmc_stream.store.dataset import open_dataset
@@ -141,7 +142,8 @@ def train(
     path = model.absolute()
     _refuse_together(calibrate, given, start)
     if calibrate is None:
-        _, report = train_model(dataset, path, parameters, seed, execution, overwrite, force, check, start, given=given)
+        task = Task(dataset, parameters, seed, start, given=given)
+        _, report = train_model(task, path, execution, overwrite=overwrite, force=force, check=check)
     else:
         from xmc_stream.training.calibrated import train_calibrated
 

@@ -17,6 +17,7 @@ from xmc_stream.errors import InputError, renaming
 from xmc_stream.estimators.fitted import Fitted
 from xmc_stream.estimators.rows import as_rows, check_dataset, check_normalize, is_on_disk, of_matrix
 from xmc_stream.estimators.targets import Indicator, Target, encoded
+from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, advising, as_model
@@ -243,18 +244,8 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     return train_calibrated(
                         dataset, path, parameters, self.seed, execution, of.calibrate, of.overwrite, of.force, of.check
                     )
-                return train(
-                    dataset,
-                    path,
-                    parameters,
-                    self.seed,
-                    execution,
-                    of.overwrite,
-                    of.force,
-                    of.check,
-                    start,
-                    given=given,
-                )
+                task = Task(dataset, parameters, self.seed, start, given=given)
+                return train(task, path, execution, overwrite=of.overwrite, force=of.force, check=of.check)
 
             if model is not None:
                 self.model_, self.report_ = trained(target_path(model).absolute())

@@ -7,11 +7,14 @@ not take.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
 from xmc_stream.kernels import instructions
@@ -345,6 +348,22 @@ def _in_all_lanes(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), places)
 
 
+def _uncounted() -> dict[str, bool]:
+    """The option by which no references to arrays are counted. It is a private one of numba."""
+    if hasattr(getattr(cpu_target, "options", None), "_nrt"):
+        return {"_nrt": False}
+    warnings.warn(
+        f"numba {numba.__version__} has no option _nrt any more, which keeps inner loops from counting references. Training "
+        "takes longer and gives the same model. Install numba 0.68, which has the option",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+    return {}
+
+
+UNCOUNTED: Any = _uncounted()  # numba's types do not know it
+
+
 def _compiled_as(plain: Callable[..., Any], made: Any) -> None:
     """Have compiled kernels call `made` where they call `plain`."""
 
@@ -354,7 +373,7 @@ def _compiled_as(plain: Callable[..., Any], made: Any) -> None:
 
         return call
 
-    overload(plain)(typed)
+    overload(plain, jit_options=UNCOUNTED)(typed)
 
 
 def _c(name: str, returns: Any, *takes: Any) -> Any:

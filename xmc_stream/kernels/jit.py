@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -66,23 +65,23 @@ def _compiler() -> Callable[..., Any]:
     from numba import config
     from numba.extending import typeof_impl
 
-    from xmc_stream.kernels import intrinsics  # noqa: F401 (tells numba what the instructions are)
+    from xmc_stream.kernels.intrinsics import UNCOUNTED  # which also tells numba what the instructions are
     from xmc_stream.kernels.turns import Turns
 
-    kept, options, typeof = folder(), cast(Any, config), cast(Any, numba.typeof)
+    kept, settings, typeof = folder(), cast(Any, config), cast(Any, numba.typeof)
     functions: set[Callable[..., Any]] = set()
     compiling: Any = numba.njit  # its types do not know _nrt
 
-    counted = _references(numba)
-
     def make(function: Callable[..., Any], references: bool) -> Any:
         functions.add(function)
-        before = options.CACHE_DIR
-        options.CACHE_DIR = str(kept)  # read when a function is made
+        before = settings.CACHE_DIR
+        settings.CACHE_DIR = str(kept)  # read when a function is made
         try:
-            return compiling(**_options, cache=kept is not None, **counted[references])(function)
+            counted = dict.fromkeys(UNCOUNTED, True)  # what is not said is the caller's
+            options = {**_options, **(counted if references else UNCOUNTED)}
+            return compiling(**options, cache=kept is not None)(function)
         finally:
-            options.CACHE_DIR = before
+            settings.CACHE_DIR = before
 
     @typeof_impl.register(Kernel)
     def _of_kernel(value: Kernel, context: Any) -> Any:
@@ -92,18 +91,3 @@ def _compiler() -> Callable[..., Any]:
     if kept is not None:
         Turns(kept, functions).register()
     return make
-
-
-def _references(numba: Any) -> tuple[dict[str, bool], dict[str, bool]]:
-    """Options by which no references are counted, and by which they are: what is not said is the caller's."""
-    from numba.core.registry import cpu_target
-
-    if hasattr(getattr(cpu_target, "options", None), "_nrt"):
-        return {"_nrt": False}, {"_nrt": True}
-    warnings.warn(
-        f"numba {numba.__version__} has no option _nrt any more, which keeps inner loops from counting references. Training "
-        "takes longer and gives the same model. Install numba 0.68, which has the option",
-        RuntimeWarning,
-        stacklevel=1,
-    )
-    return {}, {}

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.arguments import seed_of
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation.calibrate import calibrate_with, refuse_few
+from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model
@@ -45,13 +45,14 @@ def train_calibrated(
     """
     began = time.perf_counter()
     work = path.with_name(f"{path.name}.calibration")
-    seed = seed_of(seed, parameters.label)  # before anything is made
+    task = Task(dataset, parameters, seed)  # before anything is made
+    seed = task.seed
     if method_of(parameters).reads_mask(parameters):
         raise InputError(
             "calibration needs all labels of the rows held out, and with observed=given some are not known"
         )
     if not overwrite and path.exists():
-        model, report = train(dataset, path, parameters, seed, execution, force=force, check=check, calibrate=fraction)
+        model, report = train(task, path, execution, force=force, check=check, calibrate=fraction)
         done = model.attributes.get(CALIBRATION, {})
         if FRACTION in done:
             remove_left(work / LOCK)
@@ -75,12 +76,11 @@ def train_calibrated(
                 remove_held(work / LOCK)
                 raise
         with bar.part(_SPLIT, _HALF):
-            other, before = train(
-                open_dataset(part), work / "model", parameters, seed, execution, force=force, check=check, decide=False
-            )
+            of_part = Task(open_dataset(part), parameters, seed)
+            other, before = train(of_part, work / "model", execution, force=force, check=check, decide=False)
         with bar.part(_HALF, _TRAINED):
             model, report = train(
-                dataset, path, parameters, seed, execution, overwrite, force, check, calibrate=fraction
+                task, path, execution, overwrite=overwrite, force=force, check=check, calibrate=fraction
             )
         with bar.part(_TRAINED, 1.0):
             about = calibrate_with(model, open_dataset(held_out), other, execution, check, fraction)

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
 from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
-from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
-from xmc_stream.methods.weights import Given
-from xmc_stream.metrics import among
 from xmc_stream.models import Execution, Model, load_model, memory_plan
-from xmc_stream.models.decisions import JUST_THE_BEST, LEAST_ROWS, HeldOut
-from xmc_stream.models.prediction import predict_to
+from xmc_stream.models.decisions import JUST_THE_BEST, LEAST_ROWS
 from xmc_stream.runtime.check import check_jobs, check_state_jobs
 from xmc_stream.runtime.engine import UNKEPT, Engine, environment_of, wait_for_interrupted
-from xmc_stream.runtime.job import Loop, Notes, Phase
+from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt
 from xmc_stream.runtime.ledger import Ledger, check_identity
 from xmc_stream.runtime.making import remove_unbegun
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan, least_named
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.dataset import open_dataset
 from xmc_stream.store.encoding import folder_bytes, remove, remove_tree, writing
 from xmc_stream.store.model import (
     CALIBRATION,
@@ -50,13 +45,12 @@ from xmc_stream.store.places import (
     target_path,
     work_folder,
 )
-from xmc_stream.store.predictions import Predictions
 from xmc_stream.store.removal import wait_for_removals
 from xmc_stream.store.selection import SELECTED
 from xmc_stream.system.memory import available_threads, peak_resident
 from xmc_stream.system.progress import LOG, Progress, working
+from xmc_stream.training.decide import decided_on
 from xmc_stream.training.plan import (
-    TRUE_BYTES,
     decides_by_another,
     plan_line,
     plan_training,
@@ -70,24 +64,13 @@ RUN_FORMAT = 6  # raised when what a run keeps between its jobs changes: a run d
 
 
 def train(
-    dataset: Dataset,
-    path: Path,
-    parameters: Parameters,
-    seed: int,
-    execution: Execution,
-    overwrite: bool = False,
-    force: bool = False,
-    check: bool = True,
-    warm_start: Model | None = None,
-    trial: bool = False,
-    given: Given | None = None,
-    calibrate: float | None = None,
-    decide: bool = True,
-) -> tuple[Model, dict[str, Any]]:
+    task: Task, path: Path, execution: Execution, *, overwrite: bool = False, force: bool = False, check: bool = True,
+    calibrate: float | None = None, decide: bool = True,
+) -> tuple[Model, dict[str, Any]]:  # fmt: skip
     """Train, or go on training, a model at `path`; returns it, opened, and the report of the run.
 
-    trial, given: see `Task`. calibrate: the share of the rows that is held out to calibrate the model. One that stands there
-    may be calibrated by this share, or not yet.
+    calibrate: the share of the rows that is held out to calibrate the model. One that stands there may be calibrated by this
+    share, or not yet.
     decide: where neither the method nor its run says which labels of a row are to be predicted, train another model before,
     on four fifths of the rows, and learn it from the others. Else it is the best label.
     """
@@ -95,172 +78,211 @@ def train(
         working("train", execution.progress) as progress,
         writing(work_folder(target_path(path)), "give the same command again, it goes on"),
     ):
-        return _train(
-            dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial, given, calibrate, decide,
-            progress,
-        )  # fmt: skip
+        return Training(task, path, execution, overwrite, force, check, calibrate, decide, progress).run()
 
 
-def _train(
-    dataset: Dataset, path: Path, parameters: Parameters, seed: int, execution: Execution, overwrite: bool,
-    force: bool, check: bool, warm_start: Model | None, trial: bool, given: Given | None, calibrate: float | None,
-    decide: bool, progress: Progress,
-) -> tuple[Model, dict[str, Any]]:  # fmt: skip
-    began = time.perf_counter()
-    if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
-        raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
-    method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start, trial, given)
-    method.check(task)
-    reads = [dataset.path, *([] if warm_start is None else [warm_start.path])]
-    limit = execution.limit(reads, [path.parent])
-    start = {} if warm_start is None else {"warm_start": warm_start.digest()}
-    identity = {
-        **_identity(method, task, environment_of(execution.scheduler)),
-        "warm_start": start.get("warm_start"),
-        **({"trial": True} if trial else {}),
-    }
-    work = work_folder(path)
-    wait_for_interrupted()
-    wait_for_removals()
-    refuse_foreign_names(path, LEDGER)
-    put_back(path)
-    if path.exists():
-        if overwrite:
-            load_model(path)  # only a model is replaced
-        else:
-            finished = load_model(path)
-            with understood(path / "zarr.json"):
-                held_out = finished.attributes.get(CALIBRATION, {}).get(FRACTION)
-                before = {**finished.attributes["identity"], "calibrate": held_out}
-                now = {**identity, "calibrate": None if held_out is None else calibrate}
-                check_identity(path / LEDGER, before, now, force=True)
-                if not (work / DECISION).exists():
-                    remove_unbegun(work / LEDGER)
-                return finished, _report(method, finished, limit.limit, began, finished.attributes["run"], True)
-    if overwrite:
-        remove_work(work / LEDGER)
-    with Ledger(work / LEDGER, {**identity, "format": RUN_FORMAT}, force) as ledger, _refused(ledger):
-        if path.exists() and not overwrite:
-            raise InputError(f"{path} was made by another process meanwhile: give the same command again")
+@dataclass
+class Training:
+    """One call of `train`."""
+
+    task: Task
+    path: Path
+    execution: Execution
+    overwrite: bool
+    force: bool
+    check: bool
+    calibrate: float | None
+    decide: bool
+    progress: Progress
+
+    def run(self) -> tuple[Model, dict[str, Any]]:
+        """See `train`."""
+        self.began, self.method, self.work = (
+            time.perf_counter(),
+            method_of(self.task.parameters),
+            work_folder(self.path),
+        )
+        dataset, start, path = self.task.dataset, self.task.warm_start, self.path
+        if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
+            raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
+        self.method.check(self.task)
+        self.limit = self.execution.limit([dataset.path, *([] if start is None else [start.path])], [path.parent])
+        self.start = {} if start is None else {"warm_start": start.digest()}
+        self.identity = self._identity()
+        wait_for_interrupted()
+        wait_for_removals()
+        refuse_foreign_names(path, LEDGER)
+        put_back(path)
+        if path.exists():
+            stands = load_model(path)  # only a model is replaced
+            if not self.overwrite:
+                return self._trained_before(stands)
+        if self.overwrite:
+            remove_work(self.work / LEDGER)
+        with (
+            Ledger(self.work / LEDGER, {**self.identity, "format": RUN_FORMAT}, self.force) as ledger,
+            _refused(ledger),
+        ):
+            if path.exists() and not self.overwrite:
+                raise InputError(f"{path} was made by another process meanwhile: give the same command again")
+            self._begin(ledger)
+            result, peak = self._learn(ledger)
+            totals = self._totals(ledger, peak)
+            self._finish(ledger, result, totals)
+            resumed = ledger.resumed
+        model = load_model(path)
+        return model, self._report(model, totals, resumed)
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a run to go on; the environment is that of those who work on it."""
+        task, dataset = self.task, self.task.dataset
+        masked = self.method.reads_mask(task.parameters)
+        return {
+            "solver": self.method.name,
+            "params": task.parameters.to_dict(),
+            "seed": task.seed,
+            "data": dataset.fingerprint,
+            **({"observed": dataset.observed_rows().fingerprint} if masked else {}),
+            "weights": None if task.given is None else task.given.identity,
+            "environment": dict(environment_of(self.execution.scheduler)),
+            "warm_start": self.start.get("warm_start"),
+            **({"trial": True} if task.trial else {}),
+        }
+
+    def _trained_before(self, model: Model) -> tuple[Model, dict[str, Any]]:
+        """The model that stands there. Raises ResumeError where it is of another training."""
+        with understood(self.path / "zarr.json"):
+            held_out = model.attributes.get(CALIBRATION, {}).get(FRACTION)
+            before = {**model.attributes["identity"], "calibrate": held_out}
+            now = {**self.identity, "calibrate": None if held_out is None else self.calibrate}
+            check_identity(self.path / LEDGER, before, now, force=True)
+            if not (self.work / DECISION).exists():
+                remove_unbegun(self.work / LEDGER)
+            return model, self._report(model, model.attributes["run"], True)
+
+    def _begin(self, ledger: Ledger) -> None:
+        """Make the folder of the unfinished model; learn from another model, if need be, which labels are to be predicted."""
+        task, work = self.task, self.work
         begin_model(work)
         shutil.rmtree(work / "scratch", ignore_errors=True)  # of jobs that were killed
-        if trial and not ledger.resumed:
-            remove(state_of_trial(path))
-        if given is not None:
-            given.write(work / WEIGHTS)
-        guesses = decides_by_another(method, parameters, dataset)
-        if decide and guesses and ledger.get(DECISION) is None:
-            with progress.part(0.0, _DECIDED):
-                foreseen = plan_training(dataset, parameters, seed, execution)
+        if task.trial and not ledger.resumed:
+            remove(state_of_trial(self.path))
+        if task.given is not None:
+            task.given.write(work / WEIGHTS)
+        guesses = decides_by_another(self.method, task.parameters, task.dataset)
+        if self.decide and guesses and ledger.get(DECISION) is None:
+            with self.progress.part(0.0, _DECIDED):
+                foreseen = plan_training(task.dataset, task.parameters, task.seed, self.execution)
                 if not foreseen["fits"]:
                     raise MemoryLimitError(foreseen["why"], foreseen["least_limit"])
-                decided = _decided(dataset, work / DECISION, parameters, seed, execution, force, check)
-                ledger.add(DECISION, decided)
+                ledger.add(DECISION, self._decided())
+
+    def _decided(self) -> dict[str, Any]:
+        """What a model of the same parameters says of a fifth of the rows, which it has not seen: see `models.decisions`.
+
+        In a folder lie, until it is done, both parts of the rows and the model; a run that was killed goes on from there.
+        """
+        task, folder = self.task, self.work / DECISION
+        part, others = folder / "train.xmc", folder / "held.xmc"
+        if task.dataset.n_samples * _HELD_OUT < LEAST_ROWS:
+            return JUST_THE_BEST
+        LOG.info("first another training, on four fifths of the rows: the others say which labels are to be predicted")
+        if split_once(task.dataset, part, others, _HELD_OUT, task.seed, self.execution.memory_limit, self.check):
+            remove(folder / "model")  # of other parts
+            remove(folder / "model.partial")
+        of_part = Task(open_dataset(part), task.parameters, task.seed)
+        model, _ = train(of_part, folder / "model", self.execution, force=self.force, check=self.check, decide=False)
+        return decided_on(open_dataset(others), model, folder / "predictions", self.execution, self.check)
+
+    def _learn(self, ledger: Ledger) -> tuple[Receipt, int]:
+        """Run the jobs of the method; returns what its loop does, and peak resident memory."""
+        task, execution, method = self.task, self.execution, self.method
         threads = execution.threads or available_threads()
-        events = work / "events.jsonl"
-        with Engine(limit, threads, execution.scheduler, events) as engine:
+        with Engine(self.limit, threads, execution.scheduler, self.work / "events.jsonl") as engine:
             of, resident_bytes = execution.part or (1, engine.warm(method.warm_up(task)))
-            plan = memory_plan(engine, limit, resident_bytes, execution.cuts, of)
-            progress.phase("looking at the data", (0.0, 0.0))
+            plan = memory_plan(engine, self.limit, resident_bytes, execution.cuts, of)
+            self.progress.phase("looking at the data", (0.0, 0.0))
 
             def forecasters(plan: MemoryPlan) -> Forecaster:
                 return method.forecaster(task, plan, engine.once)
 
             with least_named(forecasters, plan) if of == 1 else nullcontext():  # one of several goes on by itself
                 foreseen = forecasters(plan).forecast(plan)
-                run = method.run(task, work, plan, ledger, foreseen)
-            LOG.info(
-                "%splan: %s",
-                progress.about,
-                plan_line(with_process(foreseen, plan, resident_bytes, peak_resident()), progress.elapsed()),
-            )
-            progress.expect(foreseen["seconds"])
-
-            checks = [
-                *check_jobs(dataset, method.reads_mask(parameters)),
-                *(warm_start.check_jobs() if warm_start is not None else ()),
-            ]
+                run = method.run(task, self.work, plan, ledger, foreseen)
+            whole = with_process(foreseen, plan, resident_bytes, peak_resident())
+            LOG.info("%splan: %s", self.progress.about, plan_line(whole, self.progress.elapsed()))
+            self.progress.expect(foreseen["seconds"])
             if ledger.resumed:  # what was read and written before may have been damaged since
-                _forget_damaged(method, ledger, engine, work, warm_start is not None)
-
-            def whole() -> Loop:
-                if check:
-                    words = "comparing the data with their checksums"
-                    yield Phase(
-                        "check the data", checks, words, (0.0, _CHECKING), twice=True, kept=False
-                    )  # nothing goes on from it
-                with progress.part(_CHECKING if check else 0.0, 1.0):
-                    return (yield from run.loop())
-
+                _forget_damaged(method, ledger, engine, self.work, task.warm_start is not None)
             with understood(ledger.path) if ledger.resumed else nullcontext():  # receipts that another session wrote
-                result = engine.run(whole(), ledger)
-            peak = max(engine.peak, peak_resident() if engine.in_process else 0)
+                result = engine.run(self._checked(run.loop()), ledger)
+            return result, max(engine.peak, peak_resident() if engine.in_process else 0)
+
+    def _checked(self, loop: Loop) -> Loop:
+        """A loop, after a phase that compares what it reads with its checksums. Nothing goes on from that phase."""
+        task = self.task
+        if self.check:
+            checks = [
+                *check_jobs(task.dataset, self.method.reads_mask(task.parameters)),
+                *(task.warm_start.check_jobs() if task.warm_start is not None else ()),
+            ]
+            words = "comparing the data with their checksums"
+            yield Phase("check the data", checks, words, (0.0, _CHECKING), twice=True, kept=False)
+        with self.progress.part(_CHECKING if self.check else 0.0, 1.0):
+            return (yield from loop)
+
+    def _totals(self, ledger: Ledger, peak: int) -> dict[str, Any]:
+        """Sums over the receipts of a run."""
         receipts = [receipt for _, receipt in ledger.items()]
-        unkept = [receipt[UNKEPT] for receipt in receipts if UNKEPT in receipt]
-        receipts += unkept
+        receipts += [receipt[UNKEPT] for receipt in receipts if UNKEPT in receipt]
         sums = {name: sum(receipt.get(name, 0) for receipt in receipts) for name in ("bytes_read", "bytes_gathered")}
-        totals = {
+        return {
             "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),
             "bytes_read": sums["bytes_read"],
             "bytes_streamed": sums["bytes_read"] - sums["bytes_gathered"],
             "bytes_gathered": sums["bytes_gathered"],
             "peak_rss": peak,
-            **method.totals(ledger.items(), parameters),
+            **self.method.totals(ledger.items(), self.task.parameters),
         }
-        if trial and (work / "state").exists() and not state_of_trial(path).exists():
-            (work / "state").rename(state_of_trial(path))
+
+    def _finish(self, ledger: Ledger, result: Receipt, totals: dict[str, Any]) -> None:
+        """Remove what the run needed, write what the model says of itself, and give it its name."""
+        task, work, dataset = self.task, self.work, self.task.dataset
+        if task.trial and (work / "state").exists() and not state_of_trial(self.path).exists():
+            (work / "state").rename(state_of_trial(self.path))
         for folder in ("state", "scratch", DECISION):
             remove_tree(work / folder)
         (work / WEIGHTS).unlink(missing_ok=True)
-        taken: dict[str, Any] = {
-            name: dataset.attributes[name]
-            for name in ("normalize", "base", "beside", SELECTED)
-            if name in dataset.attributes
-        }
+        given = ("normalize", "base", "beside", SELECTED)
+        taken: dict[str, Any] = {name: dataset.attributes[name] for name in given if name in dataset.attributes}
         if dataset.one_label:
             taken[DECISION] = {"one_label": True}
-        elif not method.has_zero(parameters):
+        elif not self.method.has_zero(task.parameters):
             taken[DECISION] = result.get(DECISION) or ledger.get(DECISION) or JUST_THE_BEST
         attributes = {
-            **model_attributes(dataset, parameters.solver, parameters.to_dict(), task.seed, result),
-            **start,
-            **taken,
-            KIND: method.kind_of(parameters),
-        }
+            **model_attributes(dataset, task.parameters.solver, task.parameters.to_dict(), task.seed, result),
+            **self.start, **taken, KIND: self.method.kind_of(task.parameters), "identity": self.identity, "run": totals,
+        }  # fmt: skip
         copy_vocabulary(dataset.path, work)
         write_label_counts(work, dataset)
-        finish_model(work, path, {**attributes, "identity": identity, "run": totals})
-        resumed = ledger.resumed
-    model = load_model(path)
-    return model, _report(method, model, limit.limit, began, totals, resumed)
+        finish_model(work, self.path, attributes)
 
-
-def _decided(
-    dataset: Dataset, folder: Path, parameters: Parameters, seed: int, execution: Execution, force: bool, check: bool,
-) -> dict[str, Any]:  # fmt: skip
-    """What a model of the same parameters says of a fifth of the rows, which it has not seen: see `models.decisions`.
-
-    In the folder lie, until it is done, both parts of the rows and the model; a run that was killed goes on from there.
-    """
-    part, others = folder / "train.xmc", folder / "held.xmc"
-    if dataset.n_samples * _HELD_OUT < LEAST_ROWS:
-        return JUST_THE_BEST
-    LOG.info("first another training, on four fifths of the rows: the others say which labels are to be predicted")
-    if split_once(dataset, part, others, _HELD_OUT, seed, execution.memory_limit, check):
-        remove(folder / "model")  # of other parts
-        remove(folder / "model.partial")
-    model, _ = train(
-        open_dataset(part), folder / "model", parameters, seed, execution, force=force, check=check, decide=False
-    )
-    rows, out = open_dataset(others), folder / "predictions"
-    held_out, Y = HeldOut(rows.n_samples, rows), rows.Y_rows()
-    predict_to(model, rows, out, held_out.k, execution, overwrite=True, check=check)
-    for start, labels, scores in Predictions(out).blocks():
-        for y in Y.blocks(TRUE_BYTES, start, start + len(labels)):
-            mine = slice(y.start - start, y.start - start + y.n)
-            true = among(np.arange(y.n)[:, None], labels[mine].astype(np.int64), y.indptr, y.indices)
-            held_out.add(scores[mine], true, np.diff(y.indptr))
-    return held_out.decision()
+    def _report(self, model: Model, totals: dict[str, Any], resumed: bool) -> dict[str, Any]:
+        """What `train` says of a training. totals: sums over its receipts, some of the method's own."""
+        a = model.attributes
+        return {
+            "model": str(model.path),
+            **{name: a[name] for name in ("solver", "params", "seed")},
+            "seconds": round(time.perf_counter() - self.began, 3),
+            "memory_limit": self.limit.limit,
+            "nnz": a["nnz"],
+            "model_bytes": folder_bytes(model.path),
+            **{name: a[name] for name in ("objective", "duality_gap")},
+            "resumed": resumed,
+            **{name: a[name] for name in (*self.method.reported, DECISION) if name in a},
+            **totals,
+            "warm_start": a.get("warm_start"),
+        }
 
 
 @contextmanager
@@ -300,42 +322,3 @@ def _forget_damaged(method: Method, ledger: Ledger, engine: Engine, work: Path, 
             remove(folder)
         engine.note_again(redo.key)
         LOG.info("note: %s: %s and what came from it is made again", redo.damage, redo.key)
-
-
-def _identity(method: Method, task: Task, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What must be the same for a run to go on. environment: of those who work on it."""
-    dataset, mask = task.dataset, {}
-    if method.reads_mask(task.parameters):
-        mask = {"observed": dataset.observed_rows().fingerprint}
-    return {
-        "solver": method.name,
-        "params": task.parameters.to_dict(),
-        "seed": task.seed,
-        "data": dataset.fingerprint,
-        **mask,
-        "weights": None if task.given is None else task.given.identity,
-        "environment": dict(environment),
-    }
-
-
-def _report(
-    method: Method, model: Model, limit: int, began: float, totals: dict[str, Any], resumed: bool
-) -> dict[str, Any]:
-    """What `train` says of a training. totals: sums over its receipts, some of the method's own."""
-    a = model.attributes
-    return {
-        "model": str(model.path),
-        "solver": a["solver"],
-        "params": a["params"],
-        "seed": a["seed"],
-        "seconds": round(time.perf_counter() - began, 3),
-        "memory_limit": limit,
-        "nnz": a["nnz"],
-        "model_bytes": folder_bytes(model.path),
-        "objective": a["objective"],
-        "duality_gap": a["duality_gap"],
-        "resumed": resumed,
-        **{name: a[name] for name in (*method.reported, DECISION) if name in a},
-        **totals,
-        "warm_start": a.get("warm_start"),
-    }

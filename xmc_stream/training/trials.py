@@ -155,7 +155,8 @@ class Trials:
                     LOG.info("setting %d of %d: %s", number, n, self._words(step))
                     began, path = time.perf_counter(), _model(work, step.setting)
                     setting = self.tried.settings[step.setting]
-                    train(rows, path, setting, self.seed, execution, force=self.force, check=self.check, trial=True)
+                    task = Task(rows, setting, self.seed, trial=True)
+                    train(task, path, execution, force=self.force, check=self.check)
                     remove(state_of_trial(path))
                     return time.perf_counter() - began
 
@@ -220,10 +221,8 @@ class Trials:
         began, execution, bar = time.perf_counter(), self.execution, current()
         path = _model(work, step.setting)
         with bar.part(0.0, _LEARNED):
-            model, about = train(
-                rows, path, self.tried.settings[step.setting], self.seed, execution, force=self.force, check=check,
-                warm_start=start, trial=True,
-            )  # fmt: skip
+            task = Task(rows, self.tried.settings[step.setting], self.seed, start, trial=True)
+            model, about = train(task, path, execution, force=self.force, check=check)
         with bar.part(_LEARNED, 1.0):
             figures = evaluate_with(model.path, others, rows, self.ks, "default", execution, check=check)
         figures.pop("n_samples")

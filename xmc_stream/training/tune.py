@@ -17,6 +17,7 @@ from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.evaluation.evaluate import COMPARING, comparing_needs
 from xmc_stream.methods import registry
+from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import spelled
 from xmc_stream.models import Execution, load_model
 from xmc_stream.runtime.ledger import check_identity
@@ -178,7 +179,9 @@ def tune(
             LOG.info("training %s on all rows: %s", path.name, report["set"])
             with bar.part(_COMPARED, 1.0):
                 best = tried.settings[report["best"]]
-                _, report["model_report"] = train(dataset, path, best, seed, execution, overwrite, force, check)
+                _, report["model_report"] = train(
+                    Task(dataset, best, seed), path, execution, overwrite=overwrite, force=force, check=check
+                )
         if kept is not None and said != metric:
             _store(kept, {**report, "identity": asked.identity})
         remove_left(folder / LEDGER)
