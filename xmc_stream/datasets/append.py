@@ -25,7 +25,7 @@ from xmc_stream.datasets.append_jobs import (
 )
 from xmc_stream.errors import InputError
 from xmc_stream.models import Execution, planned
-from xmc_stream.runtime.check import checked_reading, while_reading
+from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.runtime.making import COMMAND, MARK, digest_of, made_before, make, refuse_all, stands
 from xmc_stream.runtime.plan import MemoryPlan
@@ -197,7 +197,7 @@ def append_report(
                     done = make(
                         target,
                         identity,
-                        lambda work, ledger: engine.run(while_reading(made.loop(work)), ledger),
+                        lambda work, ledger: engine.run(made.loop(work), ledger),
                         lambda path: check_target(path, overwrite),
                     )
                 peak = max(peak_resident(), engine.peak)

@@ -182,8 +182,7 @@ def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
 
 
 def checked(model: Model, loop: Loop, check: bool) -> Loop:
-    """A loop, behind the comparison of the model with its checksums; its jobs compare the data as they read them."""
-    from xmc_stream.runtime.check import while_reading
+    """A loop, behind the comparison of the model with its checksums."""
     from xmc_stream.runtime.job import Phase
 
     if not check:
@@ -191,7 +190,7 @@ def checked(model: Model, loop: Loop, check: bool) -> Loop:
     words = "comparing the model with its checksums"
     yield Phase("check the model", model.check_jobs(), words, (0.0, _CHECKED), twice=True)
     with current().part(_CHECKED, 1.0):
-        return (yield from while_reading(loop))
+        return (yield from loop)
 
 
 @contextmanager

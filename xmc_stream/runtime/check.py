@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from xmc_stream.runtime.job import Job, Loop, Receipt
+from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.chunks import ChunkedArray, open_array, plain_arrays
 from xmc_stream.store.comparing import Comparing, compare_while_reading, comparing
@@ -96,7 +96,7 @@ def array_jobs(store: Path, arrays: Iterable[ChunkedArray], apart: Sequence[str]
 def checked_reading(*stores: Path, check: bool = True) -> Iterator[None]:
     """What is read of these stores in the block is compared with its checksums, once, as it is read; their seals before.
 
-    It holds for this thread, and for jobs of a loop `while_reading`. check: False for neither. Raises StoreError naming a
+    It holds for this thread, and for jobs of an engine that runs in it. check: False for neither. Raises StoreError naming a
     file that is damaged.
     """
     if not check:
@@ -110,7 +110,7 @@ def checked_reading(*stores: Path, check: bool = True) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """A job, which compares what it reads as the thread does that runs the loop."""
+    """A job, which compares what it reads as the thread does that runs the engine."""
 
     job: Job
     what: Comparing
@@ -126,19 +126,10 @@ class CheckedJob:
             return self.job.run()
 
 
-def while_reading(loop: Loop) -> Loop:
-    """A loop whose jobs compare what they read, in a block of `checked_reading`; elsewhere the loop as it is."""
-    if (what := comparing()) is None:
-        return (yield from loop)
-    receipts: list[Receipt] | None = None
-    with closing(loop):
-        while True:
-            try:
-                phase = loop.send(receipts)  # type: ignore[arg-type]
-            except StopIteration as end:
-                result: Receipt = end.value
-                return result
-            receipts = yield replace(phase, jobs=[CheckedJob(job, what) for job in phase.jobs])
+def as_checked(phase: Phase) -> Phase:
+    """A phase whose jobs compare what they read, in a block of `checked_reading`; elsewhere the phase as it is."""
+    what = comparing()
+    return phase if what is None else replace(phase, jobs=[CheckedJob(job, what) for job in phase.jobs])
 
 
 @dataclass(frozen=True)

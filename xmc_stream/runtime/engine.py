@@ -17,9 +17,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.errors import NO_ROOM, JobError, XmcStreamError
+from xmc_stream.runtime.check import as_checked
 from xmc_stream.runtime.environment import environment
 from xmc_stream.runtime.events import EventLog
-from xmc_stream.runtime.job import Job, Phase, Receipt
+from xmc_stream.runtime.job import Job, Phase, Receipt, run_phases
 from xmc_stream.runtime.job import Ledger as Notebook
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.threads import Threads
@@ -156,17 +157,13 @@ class Engine:
         return self._workers.once(job)
 
     def run(self, loop: Any, book: Notebook) -> Receipt:
-        """Run a loop's phases to its end and return what it returns. Finished jobs are taken from the book."""
-        receipts: list[Receipt] | None = None
+        """Run a loop's phases to its end and return what it returns. Finished jobs are taken from the book.
+
+        In a block of `checked_reading` jobs compare what they read.
+        """
         self._goes_on = isinstance(book, Ledger)
         unkept: Counter[str] = Counter()
-        while True:
-            try:
-                phase: Phase = loop.send(receipts)
-            except StopIteration as end:
-                result: Receipt = end.value
-                return result
-            receipts = self._run_phase(phase, book, unkept)
+        return run_phases(loop, lambda phase: self._run_phase(as_checked(phase), book, unkept))
 
     def _run_phase(self, phase: Phase, book: Notebook, unkept: Counter[str]) -> list[Receipt]:
         """unkept: sums over jobs whose receipts the book does not get, which it gets with the next one that it does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,18 +73,25 @@ class Notes(dict[str, Receipt]):
         self[key] = receipt
 
 
-def run_here(loop: Loop, ledger: Ledger, progress: Progress | None = None) -> Receipt:
-    """Run a loop's jobs one after another in this thread; returns what the loop returns. Finished jobs are not redone.
-
-    progress: is told of the phases.
-    """
-    receipts = None
+def run_phases(loop: Loop, run: Callable[[Phase], list[Receipt]]) -> Receipt:
+    """Run each phase of a loop in turn; returns what the loop returns. run: gives the receipts of a phase's jobs."""
+    receipts: list[Receipt] | None = None
     while True:
         try:
             phase = loop.send(receipts)  # type: ignore[arg-type]
         except StopIteration as end:
             result: Receipt = end.value
             return result
+        receipts = run(phase)
+
+
+def run_here(loop: Loop, ledger: Ledger, progress: Progress | None = None) -> Receipt:
+    """Run a loop's jobs one after another in this thread; returns what the loop returns. Finished jobs are not redone.
+
+    progress: is told of the phases.
+    """
+
+    def run(phase: Phase) -> list[Receipt]:
         receipts = []
         if progress:
             progress.phase(phase.words or phase.name, phase.span)
@@ -97,3 +104,6 @@ def run_here(loop: Loop, ledger: Ledger, progress: Progress | None = None) -> Re
             receipts.append(receipt)
             if progress:
                 progress.advance(n_done / len(phase.jobs))
+        return receipts
+
+    return run_phases(loop, run)
