@@ -342,7 +342,7 @@ def test_it_is_planned_for_one_job_at_a_time_where_memory_has_room_for_one(wide:
 
     def planned(budget: int, threads: int) -> tuple[int, int]:
         opened = Dataset(wide.path)  # of one that was asked before the answer is kept
-        shares, sizes = solve_plan(MemoryPlan(2**33, budget, threads), opened, p, False, units)
+        shares, sizes = solve_plan(opened, MemoryPlan(2**33, budget, threads), p, False, units)
         return len(shares), sizes.beside
 
     assert planned(2**31, 2) == (2, 2)

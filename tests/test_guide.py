@@ -34,7 +34,9 @@ from xmc_stream.ppdsparse import groups as module
 from xmc_stream.ppdsparse.groups import CLUSTERINGS, GROUPS, LEAST_LABELS, N_GROUPS, guide_weight
 from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.run import PPDSparseRun
+from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.training.train import train as train_model
@@ -331,9 +333,13 @@ def test_groups_that_cannot_be_are_refused(guided: LinearModel) -> None:
             Guide.of(model)
 
 
+def problem_of(data: Path, seed: int, plan: MemoryPlan) -> Problem:
+    return Problem(str(data), PPDSparseParameters(C=1.0, positive_weight=1.0), seed, plan, LossWeights(None, 0))
+
+
 def test_too_little_memory_for_groups_is_refused(data: tuple[Path, Any, Any]) -> None:
     plan = MemoryPlan(2**20, 2**20, 1)
-    job = module.GroupsJob(str(data[0]), PPDSparseParameters(C=1.0, positive_weight=1.0), 0, 0.0, "nowhere", plan)
+    job = module.GroupsJob(problem_of(data[0], 0, plan), 0.0, "nowhere")
     with pytest.raises(MemoryLimitError, match="groups of labels"):
         job.run()
 
@@ -365,7 +371,7 @@ def test_fewer_clusterings_in_a_pass_change_nothing(data: tuple[Path, Any, Any],
     for budget in (64 * MIB, sum(module.group_needs(MemoryPlan(2**30, 64 * MIB, 1), dataset).values())):
         plan = MemoryPlan(2**30, budget, 1, cuts=Cuts(rows=50 if budget < 64 * MIB else 0))
         out = tmp_path / str(budget)
-        module.GroupsJob(str(data[0]), PPDSparseParameters(C=1.0, positive_weight=1.0), 5, 0.0, str(out), plan).run()
+        module.GroupsJob(problem_of(data[0], 5, plan), 0.0, str(out)).run()
         written.append({f.relative_to(out): f.read_bytes() for f in sorted(out.rglob("c/*"))})
     assert written[0] == written[1]
 

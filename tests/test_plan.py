@@ -30,7 +30,9 @@ from xmc_stream.ppdsparse.plan import (
     search_needs,
 )
 from xmc_stream.ppdsparse.probe import ProbeJob
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.shares import solve_plan
+from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset
@@ -207,8 +209,8 @@ def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
     """Forecast against the first round as the solve jobs report it."""
     dataset, parameters = Dataset(small), PPDSparseParameters(C=1.0, positive_weight=1.0)
     plan = MemoryPlan(2**31, 512 * MIB, 1)
-    _, solve = solve_plan(plan, dataset, parameters, False, cut_units(dataset))
-    job = ProbeJob(str(small), parameters, 0, plan, solve)
+    _, solve = solve_plan(dataset, plan, parameters, False, cut_units(dataset))
+    job = ProbeJob(Problem(str(small), parameters, 0, plan, LossWeights(None, 0)), solve)
     probe = job.run()
     assert job.run()["weights"] == probe["weights"]  # what cuts a run is no matter of time
     forecaster = PPDSparseForecaster(dataset, parameters, probe)
@@ -223,8 +225,8 @@ def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
 def test_streams_are_foreseen_at_their_own_rate(small: Path) -> None:
     dataset, parameters = Dataset(small), PPDSparseParameters(C=1.0, positive_weight=1.0)
     plan = MemoryPlan(2**31, 512 * MIB, 1)
-    _, solve = solve_plan(plan, dataset, parameters, False, cut_units(dataset))
-    probe = ProbeJob(str(small), parameters, 0, plan, solve).run()
+    _, solve = solve_plan(dataset, plan, parameters, False, cut_units(dataset))
+    probe = ProbeJob(Problem(str(small), parameters, 0, plan, LossWeights(None, 0)), solve).run()
     assert probe["gather"] > 0
     assert probe["stream"] > 0
 

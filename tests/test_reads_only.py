@@ -92,7 +92,7 @@ def search_jobs(dataset: Dataset, work: Path) -> Iterator[SearchJob]:
 
 def found(job: SearchJob) -> list[NDArray[np.generic]]:
     n = job.last - job.first
-    f = CandidateRows(Path(job.out), n, Dataset(job.data).n_samples)
+    f = CandidateRows(Path(job.out), n, Dataset(job.problem.data).n_samples)
     blocks = [part for classes, b in f.blocks(0, n) for part in (classes, b.indptr, b.indices, b.values)]
     return [*blocks, *(f.of_classes(name, 0, n) for name in ("counts", "losses", "best"))]
 
@@ -106,7 +106,7 @@ def test_a_search_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, tmp_p
         assert n_gone > n_kept > 10
         with pytest.raises(StoreError):
             open_dataset(few.path)  # what commands begin with looks at all of them
-        alone = replace(job, data=str(few.path), out=str(tmp_path / f"{n}.found"))
+        alone = replace(job, problem=replace(job.problem, data=str(few.path)), out=str(tmp_path / f"{n}.found"))
         receipt, expected = alone.run(), job.run()
         assert receipt == expected
         assert receipt["bytes_read"] == range_bytes(chunked.X_rows(), *rows) + range_bytes(chunked.Y_rows(), *rows)
@@ -131,7 +131,7 @@ def test_a_predict_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, trai
     for start, stop in ((0, 400), (400, 900), (900, n)):
         few, n_kept, n_gone = cut_down(chunked, tmp_path / f"{start}.xmc", {"X/rows": (start, stop)})
         assert n_gone > n_kept > 10
-        receipt = replace(job, data=str(few.path), start=start, stop=stop, out=str(parts)).run()
+        receipt = replace(job, problem=replace(job.problem, data=str(few.path)), start=start, stop=stop, out=str(parts)).run()
         assert receipt["bytes_read"] == range_bytes(chunked.X_rows(), start, stop)
     finish_predictions(parts, tmp_path / "parts", {}, overwrite=False)
     for got, wanted in zip(Predictions(tmp_path / "parts").rows(0, n), expected, strict=True):

@@ -110,7 +110,7 @@ def test_shares_that_stream_have_a_process_for_themselves(data: xs.Dataset, monk
     def planned(threads: int, processes: int) -> tuple[int, SolvePlan]:
         plan = MemoryPlan(2**34, 2**33, threads, processes)
         opened = Dataset(data.path)  # of one that was asked before the answer is kept
-        shares, sizes = solve_plan(plan, opened, parameters, False, cut_units(opened))
+        shares, sizes = solve_plan(opened, plan, parameters, False, cut_units(opened))
         return len(shares), sizes
 
     assert planned(4, 1)[0] == 8
@@ -250,7 +250,7 @@ def test_where_memory_is_for_one_job_one_does_it_all(data: xs.Dataset) -> None:
 
     def shares(budget: int) -> list[Share]:
         plan = MemoryPlan(2**34, budget, 4, cuts=Cuts(shares=4))
-        return solve_plan(plan, data, PPDSparseParameters(), False, units)[0]
+        return solve_plan(data, plan, PPDSparseParameters(), False, units)[0]
 
     assert len(shares(2**33)) > 1
     assert shares(100 * 2**20) == whole_units(units)

@@ -10,7 +10,7 @@ import numpy as np
 from xmc_stream.errors import StoreError
 from xmc_stream.linear.weights import Unit
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.sizes import search_sizes, search_tiles
 from xmc_stream.ppdsparse.solver import added_sizes
 from xmc_stream.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, UnitState, new_unit_state
@@ -34,8 +34,7 @@ class CarryJob:
     alpha stays: it is feasible for every lam and tau, and for the squared hinge for every C.
     """
 
-    data: str
-    parameters: PPDSparseParameters
+    problem: Problem
     unit: Unit
     previous: str
     out: str
@@ -48,10 +47,10 @@ class CarryJob:
     def run(self) -> Receipt:
         """Copy; the receipt has the sizes that the search is planned from."""
         drop_tiles()
-        dataset, (first, last) = Dataset(self.data), self.unit
+        dataset, (first, last) = Dataset(self.problem.data), self.unit
         n, n_samples, n_features = last - first, dataset.n_samples, dataset.n_features
         state = UnitState(Path(self.previous), n, n_samples, n_features)
-        p, tiles = self.parameters, search_tiles(self.unit, n_features)
+        p, tiles = self.problem.parameters, search_tiles(self.unit, n_features)
         with new_unit_state(Path(self.out), n, n_samples, n_features) as writer:
             writer.statistics[:] = state.statistics
             writer.statistics[state.statistics[:, STATUS] == DONE, STATUS] = OPEN

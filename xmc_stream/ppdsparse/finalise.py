@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.linear.tiles import TileSizes
+from xmc_stream.linear.units import tiles_of
 from xmc_stream.linear.weights import HALF_LEAST, Unit, half_holds, new_unit
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.candidates import CandidateFile
-from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.state import BIAS, DUAL, EMPTY, INSIDE, KEPT, LOSS, OUTSIDE, STATUS, UnitState
 from xmc_stream.ppdsparse.statistics import update_statistics
-from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
@@ -34,14 +35,10 @@ class FinaliseJob:
     those of the weights before.
     """
 
-    data: str
-    parameters: PPDSparseParameters
-    weights: LossWeights
+    problem: Problem
     prune: float
     half: bool
     round: int
-    n_samples: int
-    n_features: int
     unit: Unit
     state: str
     candidates: tuple[CandidateFile, ...]
@@ -56,26 +53,26 @@ class FinaliseJob:
         """Write; the receipt sums objective, gap and size."""
         drop_tiles()
         first, last = self.unit
-        state = UnitState(Path(self.state), last - first, self.n_samples, self.n_features)
+        p, dataset = self.problem.parameters, Dataset(self.problem.data)
+        n_samples, n_features = dataset.n_samples, dataset.n_features
+        state = UnitState(Path(self.state), last - first, n_samples, n_features)
         statistics = state.statistics
         if self.candidates:  # else no class is open, its solve has seen all rows, or it is a trial and nobody asks
-            of_classes = self.weights.of_classes(Dataset(self.data), first, last)
-            update_statistics(
-                statistics, self.candidates, first, self.parameters, self.n_samples, self.round, of_classes=of_classes
-            )
-        tiles = TileSizes(first, last, self.n_features)
+            of_classes = self.problem.weights.of_classes(dataset, first, last)
+            update_statistics(statistics, self.candidates, first, p, n_samples, self.round, of_classes=of_classes)
+        tiles = TileSizes(first, last, n_features)
         least = np.float32(self.prune)
         held: list[_Weights] = []
         half = self.half and half_holds(w for *_, w in self._holding(state, least, held))
         if half and least < HALF_LEAST:
             least = HALF_LEAST
             held.clear()
-        with new_unit(Path(self.out), self.n_features, last - first, np.float16 if half else np.float32) as writer:
+        with new_unit(Path(self.out), n_features, last - first, np.float16 if half else np.float32) as writer:
             for lengths, features, values in held or self._weights(state, least):
                 writer.weights.append(lengths, features, values)
                 tiles.add(lengths, features)
             writer.bias[:] = statistics[:, BIAS]
-            objective = statistics[:, KEPT] + self.parameters.C * statistics[:, LOSS]
+            objective = statistics[:, KEPT] + p.C * statistics[:, LOSS]
             gap = objective + statistics[:, DUAL]
             violation = np.maximum(statistics[:, INSIDE], statistics[:, OUTSIDE])
             figures = {"objective": objective, "duality_gap": gap, "violation": violation}
@@ -87,7 +84,7 @@ class FinaliseJob:
             "float16": writer.weights.nnz if half else 0,
             "tile_ranges": [astuple(span) for span in tiles.ranges],
             "learned": int(learned.sum()),
-            "open": int((violation[learned] > self.parameters.tol).sum()),
+            "open": int((violation[learned] > p.tol).sum()),
             "objective": float(objective.sum()),
             "gap_worst": float(relative.max(initial=0.0)),
             "gap_sum": float(relative.sum()),
@@ -108,10 +105,25 @@ class FinaliseJob:
 
     def _weights(self, state: UnitState, least: np.float32) -> Iterator[_Weights]:
         """Of some classes at a time, the weights of at least that size: how many each has, their features, values."""
-        for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
+        for block in state.weights.blocks(max(4 * MIB, 16 * state.weights.shape[0])):
             lengths, features, values = np.diff(block.indptr), block.indices, block.values
             if least > 0:
                 kept = np.flatnonzero(np.abs(values) >= least)
                 lengths = np.diff(np.searchsorted(kept, block.indptr))
                 features, values = features[kept], values[kept]
             yield lengths, features, values
+
+
+def figures_of(receipts: Sequence[Receipt], n_labels: int) -> dict[str, Any]:
+    """What a model says of all its units. receipts: of their jobs."""
+    learned = sum(receipt["learned"] for receipt in receipts)
+    return {
+        "nnz": sum(receipt["nnz"] for receipt in receipts),
+        "tiles": tiles_of(receipts),
+        "objective": math.fsum(receipt["objective"] for receipt in receipts),
+        "duality_gap": max(receipt["gap_worst"] for receipt in receipts),
+        "duality_gap_mean": math.fsum(receipt["gap_sum"] for receipt in receipts) / max(learned, 1),
+        "violation": max(receipt["violation"] for receipt in receipts),
+        "n_open": sum(receipt["open"] for receipt in receipts),
+        "n_empty": n_labels - learned,
+    }

@@ -194,7 +194,7 @@ class PPDSparseForecaster(Forecaster):
     def _forecast(self, plan: MemoryPlan) -> Forecast:
         d, p = self.dataset, self.parameters
         refuse_too_many_classes(plan, d)
-        shares, solve = solve_plan(plan, d, p, self.warm_start is not None, self.units, self.of_samples)
+        shares, solve = solve_plan(d, plan, p, self.warm_start is not None, self.units, self.of_samples)
         starts = np.array([share.first for share in shares])
         phases: dict[str, Needs] = {}
         cuts: list[_Cut] = []  # of each search

@@ -32,6 +32,7 @@ from xmc_stream.linear.weights import half_holds
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
@@ -154,12 +155,9 @@ class GroupsJob:
     prune: below what a weight of a class is left out.
     """
 
-    data: str
-    parameters: PPDSparseParameters
-    seed: int
+    problem: Problem
     prune: float
     out: str
-    plan: MemoryPlan
 
     @property
     def key(self) -> str:
@@ -169,11 +167,11 @@ class GroupsJob:
     def run(self) -> Receipt:
         """Cluster, solve, write; the receipt has the numbers of clusterings and groups, and the sizes of their tile."""
         drop_tiles()
-        dataset = Dataset(self.data)
-        self.plan.refuse_unless(group_needs(self.plan, dataset), "learning groups of labels")
+        dataset = Dataset(self.problem.data)
+        self.problem.plan.refuse_unless(group_needs(self.problem.plan, dataset), "learning groups of labels")
         X, Y = dataset.X_rows(), dataset.Y_rows()
         rows = np.empty(sample_rows(dataset), np.int64)
-        visiting_order(0, dataset.n_samples, np.uint64(key_of(self.seed, LABEL_GROUPS, 0, 0)), rows)
+        visiting_order(0, dataset.n_samples, np.uint64(key_of(self.problem.seed, LABEL_GROUPS, 0, 0)), rows)
         rows.sort()
         x, y = X.gather(rows), Y.gather(rows)
         counts = dataset.label_counts()
@@ -190,7 +188,7 @@ class GroupsJob:
             tiles.add(np.diff(block.indptr), block.indices)
             blocks.append(block)
         # how many weights the labels will have is not known: so many labels mostly have more than that
-        half = self.parameters.halves(large=True) and half_holds(block.values for block in blocks)
+        half = self.problem.parameters.halves(large=True) and half_holds(block.values for block in blocks)
         write_guide(Path(self.out), dataset.n_features, blocks, biases, groups, np.float16 if half else np.float32)
         return {
             "clusterings": CLUSTERINGS,
@@ -205,7 +203,7 @@ class GroupsJob:
         counts: NDArray[np.int64],
     ) -> NDArray[np.uint8]:  # fmt: skip
         """Of each label the group in each clustering (CLUSTERINGS, K); labels without positives are in the first one."""
-        together = _together(self.plan, dataset)
+        together = _together(self.problem.plan, dataset)
         groups = np.repeat(np.arange(0, N_GROUPS, GROUPS, dtype=np.uint8)[:, None], dataset.n_labels, axis=1)
         for first in range(0, CLUSTERINGS, together):
             some = range(first, min(first + together, CLUSTERINGS))
@@ -213,7 +211,9 @@ class GroupsJob:
             labels = [sample.labels] * len(some)
             for level in range(LEVELS):
                 splits = range((1 << level) - 1, (2 << level) - 1)
-                keys = [np.uint64(key_of(self.seed, LABEL_GROUPS, 1 + r, split)) for r in some for split in splits]
+                keys = [
+                    np.uint64(key_of(self.problem.seed, LABEL_GROUPS, 1 + r, split)) for r in some for split in splits
+                ]
                 found, pairs = sample.split(labels, keys)
                 directions[:, :, splits.start : splits.stop] = found.reshape(-1, len(some), len(splits))
                 labels = [half for pair in pairs for half in pair]
@@ -230,14 +230,14 @@ class GroupsJob:
         self, dataset: Dataset, matrices: tuple[SparseMatrix, SparseMatrix], directions: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Of each label, over its rows: x_i . d for each direction d (K, directions). One pass over the rows."""
-        sums, most = np.zeros((dataset.n_labels, directions.shape[1])), self.plan.row_block_bytes
-        for x, y in stream(matrices, [most, most], 0, dataset.n_samples, self.plan.cuts.rows):
+        sums, most = np.zeros((dataset.n_labels, directions.shape[1])), self.problem.plan.row_block_bytes
+        for x, y in stream(matrices, [most, most], 0, dataset.n_samples, self.problem.plan.cuts.rows):
             _add_along(CSR.of(x), Labels.of(y), directions, sums)
         return sums
 
     def _solve(self, sample: _Sample, groups: NDArray[np.uint8], g: int) -> tuple[Block, float]:
         """Weights and bias of a group, every row of the sample active. groups (K,): in the group's clustering."""
-        n, p = sample.n_rows, replace(self.parameters, rounds=2, max_rounds=2, epochs=_EPOCHS)
+        n, p = sample.n_rows, replace(self.problem.parameters, rounds=2, max_rounds=2, epochs=_EPOCHS)
         sign = np.empty(n, np.int8)
         signs_of_group(sample.y, groups, g, sign)
         rows = np.arange(n)
@@ -249,7 +249,7 @@ class GroupsJob:
             kept = np.abs(values) >= np.float32(_PRUNED * self.prune)
             solved.append(Block(g, np.array([0, int(kept.sum())]), features[kept], values[kept]))
 
-        Solver(p, self.seed, RowOrder(n, n, 0), sample.dense).solve(
+        Solver(p, self.problem.seed, RowOrder(n, n, 0), sample.dense).solve(
             sets, rows, sample.x, 0, sample.scratch, statistics, sink
         )
         return solved[0], float(statistics[0, 0])

@@ -18,9 +18,10 @@ from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import LinearWeights, half_holds
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.groups import CLUSTERINGS, GROUPS, N_GROUPS, group_needs
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.start import matched
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
 
@@ -37,17 +38,12 @@ def takes_groups(model: LinearWeights, kept: int, new: int) -> bool:
 
 @dataclass(frozen=True)
 class KeepGroupsJob:
-    """Write the groups of a model into the folder `out` of another one. match: what a `MatchJob` left.
+    """Write the groups of a model into the folder `out` of another one. match: what a `MatchJob` left."""
 
-    half: weights are stored in 16 bits, where that holds them.
-    """
-
-    data: str
+    problem: Problem
     model: str
     match: str
-    half: bool
     out: str
-    plan: MemoryPlan
 
     @property
     def key(self) -> str:
@@ -57,8 +53,8 @@ class KeepGroupsJob:
     def run(self) -> Receipt:
         """Copy, place new labels, write; the receipt as of learning them."""
         drop_tiles()
-        dataset, model = Dataset(self.data), LinearWeights(self.model)
-        self.plan.refuse_unless(group_needs(self.plan, dataset), "groups of labels")
+        dataset, model = Dataset(self.problem.data), LinearWeights(self.model)
+        self.problem.plan.refuse_unless(group_needs(self.problem.plan, dataset), "groups of labels")
         guide = Guide(model, GuideSizes.of(model))  # type: ignore[arg-type]  # see takes_groups
         n, X = dataset.n_labels, dataset.X_rows()
         found = matched(Path(self.match), n, 0, n)
@@ -75,7 +71,8 @@ class KeepGroupsJob:
                 groups[:, label] = _nearest(_some_rows(Y, label), X, directions, bias)
         tiles = TileSizes(0, N_GROUPS, dataset.n_features)
         tiles.add(np.diff(block.indptr), block.indices)
-        half = self.half and half_holds([block.values])
+        # as of groups that are learned: how many weights the labels will have is not known
+        half = self.problem.parameters.halves(large=True) and half_holds([block.values])
         write_guide(Path(self.out), dataset.n_features, [block], bias, groups, np.float16 if half else np.float32)
         return {
             "clusterings": CLUSTERINGS,

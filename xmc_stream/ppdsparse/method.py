@@ -24,6 +24,7 @@ from xmc_stream.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.ppdsparse.path import path_of
 from xmc_stream.ppdsparse.plan import longest_of
 from xmc_stream.ppdsparse.probe import ProbeJob
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.run import STARTED, PPDSparseRun
 from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.shares import solve_plan, unit_of_state
@@ -94,8 +95,8 @@ class PPDSparseMethod(Method):
         if start is not None:
             parameters = replace(parameters, all_rows=False)
         weights = LossWeights.of(parameters.class_weight, dataset.n_samples, task.given, Path())
-        _, sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset), weights.of_samples)
-        probe = once(ProbeJob(str(dataset.path), parameters, task.seed, plan, sizes))
+        _, sizes = solve_plan(dataset, plan, parameters, start is not None, cut_units(dataset), weights.of_samples)
+        probe = once(ProbeJob(Problem(str(dataset.path), parameters, task.seed, plan, weights), sizes))
         return PPDSparseForecaster(dataset, parameters, probe, start, task.start_state is not None, task.given)
 
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PPDSparseRun:

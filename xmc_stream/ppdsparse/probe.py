@@ -23,11 +23,10 @@ from xmc_stream.linear.tiles import make_tile, tile_bytes
 from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
 from xmc_stream.ppdsparse.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
 from xmc_stream.ppdsparse.kernels.search import ActiveAhead, BestRows, LossSums, bias_losses, loss_grid, search
-from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import SolvePlan
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, row_order, start_sizes
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import UNIT
@@ -71,10 +70,7 @@ class ProbeJob:
     of scattered rows (`gather`), and of one that is streamed (`stream`).
     """
 
-    data: str
-    parameters: PPDSparseParameters
-    seed: int
-    plan: MemoryPlan
+    problem: Problem
     sizes: SolvePlan
 
     @property
@@ -84,17 +80,17 @@ class ProbeJob:
 
     def run(self) -> Receipt:
         """Solve and score."""
-        dataset = Dataset(self.data)
+        dataset = Dataset(self.problem.data)
         n = dataset.n_samples
         counts = dataset.label_counts()
         X = dataset.X_rows()
         classes = self._sample(counts, n, X.nnz / n)
         if not len(classes):
             return {"counts": [], "started": [], "kept": [], "weights": [], "tile_ratio": 0.0, **_NO_RATES}
-        solved = (self._on_all_rows if self.parameters.all_rows else self._on_active_sets)(dataset, X, classes)
+        solved = (self._on_all_rows if self.problem.parameters.all_rows else self._on_active_sets)(dataset, X, classes)
         of_feature = np.bincount(solved.features, minlength=dataset.n_features)
         fixed = tile_bytes(np.zeros(0), len(classes), dataset.n_features)
-        if self.parameters.all_rows:  # little is searched: it is not measured
+        if self.problem.parameters.all_rows:  # little is searched: it is not measured
             rates = {"stream": solved.gather, "score": _SCORING * solved.step * X.nnz / n}
         else:
             indptr = np.concatenate([[0], np.cumsum(solved.weights)])
@@ -119,7 +115,7 @@ class ProbeJob:
         sizes = start_sizes(np.diff(positives.indptr), n)
         ptr = np.zeros(len(classes) + 1, np.int64)
         rows = np.empty(int((np.diff(positives.indptr) + sizes).sum()), np.int64)
-        start_sets(positives.indptr, positives.indices, sizes, 0, n, self.seed, ptr, rows)
+        start_sets(positives.indptr, positives.indices, sizes, 0, n, self.problem.seed, ptr, rows)
         started = np.diff(ptr)
         if len(classes) == 1:  # it may be larger than what is planned for: some of its rows serve
             rows = rows[:: -(-len(rows) // self._most_rows(X.nnz / n))].copy()
@@ -151,7 +147,7 @@ class ProbeJob:
         statistics = np.empty((len(classes), 4))
         began = time.perf_counter()
         dense = has_dense_rows(n, dataset.n_features, X.nnz)
-        Solver(self.parameters, self.seed, row_order(n, X.nnz), dense).solve(
+        Solver(self.problem.parameters, self.problem.seed, row_order(n, X.nnz), dense).solve(
             sets, at, block, 0, scratch, statistics, sink
         )
         seconds = time.perf_counter() - began
@@ -160,7 +156,7 @@ class ProbeJob:
         return _Solved(
             started, kept * (started // np.maximum(np.diff(ptr), 1)), np.concatenate(lengths),
             np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]), statistics[:, 0],
-            seconds, seconds / max(1, entries * self.parameters.epochs_of(0)), gather,
+            seconds, seconds / max(1, entries * self.problem.parameters.epochs_of(0)), gather,
         )  # fmt: skip
 
     def _on_all_rows(self, dataset: Dataset, X: SparseMatrix, classes: NDArray[np.int64]) -> _Solved:
@@ -170,7 +166,9 @@ class ProbeJob:
         gather = (time.perf_counter() - began) / max(1, X.bytes_read)
         began = time.perf_counter()
         y = dataset.Y_columns().gather(classes)
-        (solved,) = solve_on_all_rows(self.parameters, self.seed, x, y, dataset.n_features, ONCE, _EPOCHS)
+        (solved,) = solve_on_all_rows(
+            self.problem.parameters, self.problem.seed, x, y, dataset.n_features, ONCE, _EPOCHS
+        )
         seconds = time.perf_counter() - began
         (weights, features, values), (kept, _, _) = solved.weights, solved.active
         return _Solved(
@@ -194,7 +192,7 @@ class ProbeJob:
         entries = np.sort(active) * max(row_length, 1.0)
         most = min(most, max(float(entries.sum()) / _SHARE, _FEW_ENTRIES))
         n = int(len(classes) * min(1.0, most / max(float(entries.sum()), 1.0)))
-        if self.parameters.all_rows:
+        if self.problem.parameters.all_rows:
             n, most = LANES, np.inf
         n = min(max(n, _FEWEST), len(classes), UNIT)
         chosen = ((np.arange(n) + 0.5) * len(classes) / n).astype(np.int64)
@@ -210,10 +208,10 @@ class ProbeJob:
         """Seconds of a search for a row and a class: rows from the middle on, until so many seconds are spent."""
         width, n = len(tile.bias), X.n_lines
         none, one, begins = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width)
-        rows, took, loss, grid = 0, 0.0, self.parameters.loss_code, loss_grid(n)
+        rows, took, loss, grid = 0, 0.0, self.problem.parameters.loss_code, loss_grid(n)
         fours = in_fours(n, X.shape[1], X.nnz)
-        for x, y in stream((X, Y), self.plan.row_block_bytes, n // 2, n, _ROWS):
-            threshold = np.full(width, -1.0 - self.parameters.near, np.float32)
+        for x, y in stream((X, Y), self.problem.plan.row_block_bytes, n // 2, n, _ROWS):
+            threshold = np.full(width, -1.0 - self.problem.parameters.near, np.float32)
             began = time.perf_counter()
             best = BestRows(
                 one, begins, begins + 2, np.zeros(width, np.int64), np.empty(2 * width, np.float32),
@@ -237,7 +235,7 @@ class ProbeJob:
         for place in range(1, places + 1):
             end, before = max(1, n_lines * place // (places + 1)), X.bytes_read + Y.bytes_read
             began = time.perf_counter()
-            for _ in stream((X, Y), self.plan.row_block_bytes, max(0, end - n), end):
+            for _ in stream((X, Y), self.problem.plan.row_block_bytes, max(0, end - n), end):
                 pass
             rates.append((time.perf_counter() - began) / max(X.bytes_read + Y.bytes_read - before, 1))
         return float(np.median(rates))

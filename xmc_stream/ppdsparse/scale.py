@@ -1,4 +1,4 @@
-"""What C, the weight of positives and `all_rows` are where they are not given: never a matter of memory or threads."""
+"""What C, the weight of positives, `all_rows` and `prune` are where they are not given: never a matter of memory or threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from xmc_stream.ppdsparse.all_rows import takes_all_rows
+from xmc_stream.ppdsparse.groups import has_many_labels
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.runtime.plan import MIB
+from xmc_stream.store.answers import last_answer_kept
 from xmc_stream.store.dataset import Dataset
 
 _PAIRS = 256  # of rows that are compared: the mean is then within some per cent
@@ -27,6 +30,21 @@ def settled(parameters: PPDSparseParameters, dataset: Dataset) -> PPDSparseParam
         C=p.C_for(of_rows) if p.C is None else p.C,
         positive_weight=p.positive_weight_for(of_rows) if p.positive_weight is None else p.positive_weight,
     )
+
+
+def least_weight(parameters: PPDSparseParameters, dataset: Dataset) -> float:
+    """Below what a weight is left out of a large model."""
+    return parameters.least_weight(
+        dataset.X_rows().nnz / dataset.n_samples, _mean_norm(dataset), has_many_labels(dataset)
+    )
+
+
+@last_answer_kept
+def _mean_norm(dataset: Dataset) -> float:
+    """Of the rows."""
+    n, step = dataset.n_samples, MIB // 4
+    norms = (dataset.row_norms(start, min(start + step, n)) for start in range(0, n, step))
+    return sum(float(some.sum(dtype=np.float64)) for some in norms) / n
 
 
 def spread(dataset: Dataset) -> float:

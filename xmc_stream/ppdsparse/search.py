@@ -36,10 +36,10 @@ from xmc_stream.ppdsparse.kernels.search import (
     search,
 )
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, CandidateWriter, UnitState, new_candidates
-from xmc_stream.ppdsparse.weights import LossWeights, RowWeights
+from xmc_stream.ppdsparse.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import LineWriter
@@ -80,7 +80,7 @@ class _SpanSearch:
 
     def __init__(self, span: UnitSpan, job: SearchJob, dataset: Dataset, bounds: NDArray[np.int64]) -> None:
         self.span, self.job = span, job
-        n_rows, interval, parameters = job.stop - job.start, int(bounds[1] - bounds[0]), job.parameters
+        n_rows, interval, parameters = job.stop - job.start, int(bounds[1] - bounds[0]), job.problem.parameters
         low, n_samples = span.first - span.unit.first, dataset.n_samples
         state = UnitState(Path(span.state), span.unit.last - span.unit.first, n_samples, dataset.n_features)
         mine = slice(low, low + span.last - span.first)
@@ -117,10 +117,10 @@ class _SpanSearch:
         self.counts = np.zeros((len(self.flushed), BINS), np.int32)
         loss, grid = (
             parameters.loss_code if job.kind == EXACT else NO_LOSS,
-            loss_grid(n_samples, job.weights.mean or 1.0),
+            loss_grid(n_samples, job.problem.weights.mean or 1.0),
         )
         positive = np.full(self.width, parameters.positive_weight)
-        of_classes = job.weights.of_classes(dataset, span.first, span.last)
+        of_classes = job.problem.weights.of_classes(dataset, span.first, span.last)
         if len(of_classes):
             positive[: len(wanted)] *= (of_classes[:, 1] / of_classes[:, 0])[self.classes]
         self.losses = LossSums(loss, grid, positive, np.zeros(self.width), np.zeros(self.width), ONCE.rows)
@@ -180,7 +180,7 @@ class _SpanSearch:
         writer.rows.append(np.zeros(self.span.first - done, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
         self._append(writer, writer.rows, self.kept, self.classes[self.kept], self.span.last - self.span.first)
         losses = self.losses.sums
-        if not self.job.weights.of_samples:
+        if not self.job.problem.weights.of_samples:
             losses = losses + (self.job.stop - self.job.start) * self.losses.of_bias
         writer.losses[self.span.first - self.job.first + self.classes] = losses[: len(self.classes)]
 
@@ -207,13 +207,15 @@ class _SpanSearch:
     def make_tile(self, n_features: int) -> Tile:
         """Weights of the open classes, by feature: all and whole, of 16 bits, or some of these, see `SearchJob.kind`."""
         weights = SparseMatrix(Path(self.span.state) / "weights").expect((n_features, None), "csc_matrix", np.float32)
-        low, job = self.span.first - self.span.unit.first, self.job
+        low, job, problem = self.span.first - self.span.unit.first, self.job, self.job.problem
         classes = self.classes.astype(np.int64)
         block = weights.gather(low + classes)
         n = len(block.indices)
         if job.kind == APPROXIMATE:
             labels = self.span.first + classes
-            n = fewer_weights(block.indptr, block.indices, block.values, labels, job.parameters, job.seed, job.round)
+            n = fewer_weights(
+                block.indptr, block.indices, block.values, labels, problem.parameters, problem.seed, job.round
+            )
         return make_tile(block.indptr, block.indices[:n], block.values[:n], self.bias, n_features, job.kind != EXACT)
 
     @contextmanager
@@ -246,9 +248,7 @@ class SearchJob:
     written where it wants more than so many; its active rows are read as many at a time.
     """
 
-    data: str
-    parameters: PPDSparseParameters
-    seed: int
+    problem: Problem
     round: int
     check: bool
     kind: str
@@ -257,11 +257,9 @@ class SearchJob:
     spans: tuple[UnitSpan, ...]
     parts: int
     out: str
-    plan: MemoryPlan
     cache_bytes: int
     interval: int
     near: float
-    weights: LossWeights
 
     @property
     def first(self) -> int:
@@ -283,19 +281,19 @@ class SearchJob:
         """Search; the receipt counts classes with violators (`found`), bytes, row blocks and, where searches may be
         approximate, multiply-adds.
         """
-        dataset = Dataset(self.data)
-        p, d = self.parameters, dataset.n_features
+        problem, dataset = self.problem, Dataset(self.problem.data)
+        p, d = problem.parameters, dataset.n_features
         X, Y = dataset.X_rows(), dataset.Y_rows()
         bounds = np.append(np.arange(self.start, self.stop, self.interval), self.stop)
         searches = [_SpanSearch(span, self, dataset, bounds) for span in self.spans]
         searches = [one for one in searches if len(one.classes)]
         flushed = [one.span.first - self.first + one.classes[one.flushed] for one in searches]
         entries = np.zeros(d if p.approximate else 0, np.int32)  # scored, of each feature
-        n_blocks, interval, of_rows = 0, 0, RowWeights(self.weights)
+        n_blocks, interval, of_rows = 0, 0, RowWeights(problem.weights)
         with new_candidates(
             Path(self.out), self.last - self.first, dataset.n_samples, np.concatenate([np.empty(0, np.int64), *flushed])
         ) as writer:
-            for x, y in stream((X, Y), self.plan.row_block_bytes, self.start, self.stop, self.plan.cuts.rows):
+            for x, y in stream((X, Y), problem.plan.row_block_bytes, self.start, self.stop, problem.plan.cuts.rows):
                 n_blocks += 1
                 weights = of_rows.of_range(x.start, x.start + x.n)
                 if self.kind == APPROXIMATE and p.min_value > 0:

@@ -23,6 +23,7 @@ from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import SolvePlan, plan_solve
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.sizes import NextSearch, runs
 from xmc_stream.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, WRITER_BYTES, UnitState, new_unit_state
@@ -119,9 +120,7 @@ class JoinSharesJob:
     folder: of the round's states. sums: over the receipts of the shares.
     """
 
-    data: str
-    parameters: PPDSparseParameters
-    seed: int
+    problem: Problem
     round: int
     unit: Unit
     shares: tuple[Share, ...]
@@ -136,7 +135,7 @@ class JoinSharesJob:
     def run(self) -> Receipt:
         """Copy; the receipt is that of a job that solves the whole unit, without what the shares' receipts say."""
         drop_tiles()
-        dataset, (first, last) = Dataset(self.data), self.unit
+        dataset, (first, last) = Dataset(self.problem.data), self.unit
         n_samples, n_features, folder = dataset.n_samples, dataset.n_features, Path(self.folder)
 
         def states() -> Iterator[UnitState]:  # one at a time: each is several open files
@@ -146,7 +145,7 @@ class JoinSharesJob:
         with new_unit_state(folder / self.unit.name, last - first, n_samples, n_features) as writer:
             writer.statistics[:] = np.concatenate([state.statistics for state in states()])
             open_ = writer.statistics[:, STATUS] == OPEN
-            search = NextSearch(dataset, self.parameters, self.seed, self.round, self.unit, open_)
+            search = NextSearch(dataset, self.problem, self.round, self.unit, open_)
             sizes = []
             for state in states():
                 n = len(state.statistics)
@@ -168,19 +167,12 @@ class JoinSharesJob:
         }
 
 
+@last_answer_kept
 def solve_plan(
-    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
+    dataset: Dataset, plan: MemoryPlan, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
     of_samples: bool = False,
 ) -> tuple[list[Share], SolvePlan]:  # fmt: skip
     """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little."""
-    return _solve_plan(dataset, plan, parameters, warm_start, units, of_samples)
-
-
-@last_answer_kept
-def _solve_plan(
-    dataset: Dataset, plan: MemoryPlan, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
-    of_samples: bool,
-) -> tuple[list[Share], SolvePlan]:  # fmt: skip
     whole = whole_units(units)
     shares, beside = cut_shares(units, dataset, plan, bool(parameters.all_rows))
     if shares != whole:

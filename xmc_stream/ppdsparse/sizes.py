@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.linear.tiles import EIGHTH, TileRange, TileSizes
 from xmc_stream.linear.weights import Unit
-from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import held_rows
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.search import fewer_weights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
@@ -48,10 +48,10 @@ class NextSearch:
     """
 
     def __init__(
-        self, dataset: Dataset, parameters: PPDSparseParameters, seed: int, round_: int, unit: Unit, open_: NDArray[np.bool_]
+        self, dataset: Dataset, problem: Problem, round_: int, unit: Unit, open_: NDArray[np.bool_]
     ) -> None:  # fmt: skip
-        self._parameters, self._seed, self._round, self._first = parameters, seed, round_, unit.first
-        p, d = parameters, dataset.n_features
+        self._parameters, self._seed, self._round, self._first = problem.parameters, problem.seed, round_, unit.first
+        p, d = problem.parameters, dataset.n_features
         self._tiles = search_tiles(unit, d, dataset.feature_counts() if p.approximate else None)
         self._tiles.in_tiles[:] = open_
         self._approximate: TileSizes | None = None

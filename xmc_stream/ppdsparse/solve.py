@@ -17,7 +17,7 @@ from xmc_stream.linear.kernels.penalty import Times
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.active_rows import DiskRows, rows_on_disk
 from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
-from xmc_stream.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
+from xmc_stream.ppdsparse.candidates import candidate_windows, read_candidates, select_threshold
 from xmc_stream.ppdsparse.kernels.active import (
     count_before,
     drop_idle,
@@ -30,12 +30,9 @@ from xmc_stream.ppdsparse.kernels.active import (
 )
 from xmc_stream.ppdsparse.kernels.balance import start_alpha, start_scores
 from xmc_stream.ppdsparse.large_classes import LargeClasses
-from xmc_stream.ppdsparse.parameters import (
-    APPROXIMATE,
-    EXACT,
-    PPDSparseParameters,
-)
+from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT
 from xmc_stream.ppdsparse.plan import SolvePlan, choose_streamed
+from xmc_stream.ppdsparse.problem import Found, Problem, Start
 from xmc_stream.ppdsparse.shares import Share
 from xmc_stream.ppdsparse.sizes import NextSearch
 from xmc_stream.ppdsparse.solver import (
@@ -64,9 +61,9 @@ from xmc_stream.ppdsparse.state import (
 )
 from xmc_stream.ppdsparse.statistics import SURE, close_classes, set_known, update_statistics
 from xmc_stream.ppdsparse.streaming import Weights
-from xmc_stream.ppdsparse.weights import LossWeights, RowWeights
+from xmc_stream.ppdsparse.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 from xmc_stream.system.stop import work_name
@@ -79,25 +76,18 @@ _SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in 
 class SolveJob:
     """One round of one unit, or of a share of it.
 
-    previous: the unit's state after the round before; in round 0 that of a warm start, or "". kind: of the search that
-    found the candidates. out: the state of the share. start_slopes: of a warm start's alpha, see `PPDSparseParameters`;
-    start_tau: tau of the model that it begins from, 0 where its bias is none of a dual.
+    previous: the unit's state after the round before; in round 0 that of a warm start, or "". found: by the search before.
+    out: the state of the share. start: of a warm start's first round, else None.
     """
 
-    data: str
-    parameters: PPDSparseParameters
-    seed: int
+    problem: Problem
     round: int
     share: Share
     previous: str
-    candidates: tuple[CandidateFile, ...]
-    kind: str
+    found: Found
     out: str
-    plan: MemoryPlan
     sizes: SolvePlan
-    start_slopes: tuple[float, float]
-    start_tau: float
-    weights: LossWeights
+    start: Start | None
 
     @property
     def key(self) -> str:
@@ -107,19 +97,20 @@ class SolveJob:
     @property
     def approximate(self) -> bool:
         """Whether an approximate search found the candidates."""
-        return self.kind == APPROXIMATE
+        return self.found.kind == APPROXIMATE
 
     @property
     def on_all_rows(self) -> bool:
         """Whether classes begin, and with all rows."""
-        return bool(self.parameters.all_rows) and not self.previous
+        return bool(self.problem.parameters.all_rows) and not self.previous
 
     def run(self) -> Receipt:
         """Solve; the receipt has the sizes that the next search is planned from, of a whole unit."""
         drop_tiles()
         # a scheduler may give two shares to one worker, and threads take units that are on all rows one at a time; trainings
         # beside each other in this process do not wait else
-        others = self.plan.processes if not self.on_all_rows else self.plan.processes * self.plan.threads
+        plan = self.problem.plan
+        others = plan.processes if not self.on_all_rows else plan.processes * plan.threads
         with _turn if self.sizes.beside == 1 < others else nullcontext():
             return _ShareSolve(self).run()
 
@@ -129,7 +120,7 @@ class _ShareSolve:
 
     def __init__(self, job: SolveJob) -> None:
         self.job = job
-        self.dataset = Dataset(job.data)
+        self.dataset = Dataset(job.problem.data)
         self.n_samples = self.dataset.n_samples
         self.first, self.last, unit = job.share
         self.line = self.first - unit.first
@@ -137,17 +128,19 @@ class _ShareSolve:
         self.Y = self.dataset.Y_columns()
         shape = unit.last - unit.first, self.n_samples, self.dataset.n_features
         self.previous = UnitState(Path(job.previous), *shape) if job.previous else None
-        self.warm = self.previous is not None and job.round == 0
+        self.warm = job.start is not None
         self.room = np.zeros(0, np.int64)  # rows that each class may add
         if self.previous is not None:
             self.room = self._known[:, ROOM].astype(np.int64)
-            if job.round == job.parameters.common_rounds:  # a check keeps the best row of each job, a matter of the cut
+            if (
+                job.round == job.problem.parameters.common_rounds
+            ):  # a check keeps the best row of each job, a matter of the cut
                 self.room = np.minimum(self.room, 1)
         self.order = row_order(self.n_samples, self.X.nnz)
         dense = has_dense_rows(self.n_samples, self.dataset.n_features, self.X.nnz)
-        self.solver = Solver(job.parameters, job.seed, self.order, dense)
-        self.of_classes = job.weights.of_classes(self.dataset, self.first, self.last)
-        self.of_rows = RowWeights(job.weights)
+        self.solver = Solver(job.problem.parameters, job.problem.seed, self.order, dense)
+        self.of_classes = job.problem.weights.of_classes(self.dataset, self.first, self.last)
+        self.of_rows = RowWeights(job.problem.weights)
         self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
         self.before = np.empty(len(self.words), np.int32)
         # negatives that an approximate search brought in, and those with alpha > 0 in the end
@@ -162,7 +155,7 @@ class _ShareSolve:
 
     def run(self) -> Receipt:
         job, n = self.job, self.last - self.first
-        p = job.parameters
+        p = job.problem.parameters
         with new_unit_state(Path(job.out), n, self.n_samples, self.dataset.n_features) as writer:
             n_found = np.zeros(n, np.int64)
             if self.previous is None:
@@ -173,19 +166,19 @@ class _ShareSolve:
                 writer.statistics[:] = self._known
                 n_found = update_statistics(
                     writer.statistics,
-                    job.candidates,
+                    job.found.files,
                     self.first,
                     p,
                     self.n_samples,
                     job.round,
-                    job.kind == EXACT,
+                    job.found.kind == EXACT,
                     self.of_classes,
                 )
                 sizes = np.diff(self.previous.active.ends(self.line, self.line + n))
                 self.n_active = sizes + np.minimum(self.room, n_found)
             if job.share.whole:  # else the job that joins the shares counts
                 open_ = writer.statistics[:, STATUS] == OPEN
-                self.next = NextSearch(self.dataset, p, job.seed, job.round, job.share.unit, open_)
+                self.next = NextSearch(self.dataset, job.problem, job.round, job.share.unit, open_)
             if job.on_all_rows:
                 self._solve_on_all_rows(writer)
             else:
@@ -210,19 +203,19 @@ class _ShareSolve:
         of_classes = self.of_classes[learned] if len(self.of_classes) else self.of_classes
         weights = Times(of_classes, self.of_rows.of_range(0, self.n_samples))
         x, y = self.X.block(0, self.n_samples), self.Y.gather(self.first + learned)
-        epochs, n_features, done, begin = job.parameters.epochs_of(job.round), self.dataset.n_features, 0, 0
-        for solved in solve_on_all_rows(job.parameters, job.seed, x, y, n_features, weights, epochs):
+        epochs, n_features, done, begin = job.problem.parameters.epochs_of(job.round), self.dataset.n_features, 0, 0
+        for solved in solve_on_all_rows(job.problem.parameters, job.problem.seed, x, y, n_features, weights, epochs):
             mine = learned[done : done + len(solved.statistics)]
             done, end = done + len(mine), int(mine[-1]) + 1
             writer.statistics[mine[:, None], [BIAS, DUAL, KEPT, INSIDE]] = solved.statistics
-            writer.statistics[mine, LOSS] = solved.losses / job.parameters.C
+            writer.statistics[mine, LOSS] = solved.losses / job.problem.parameters.C
             self.sizes[mine] = solved.active[0]
             of_all = np.zeros((2, end - begin), np.int64)  # also of those between them
             of_all[:, mine - begin] = solved.active[0], solved.weights[0]
             writer.active.append(of_all[0], *solved.active[1:])
             writer.weights.append(of_all[1], *solved.weights[1:])
             known = writer.statistics[begin:end]
-            close_classes(known, True, job.parameters, job.round + 1)  # every row has been looked at: no check
+            close_classes(known, True, job.problem.parameters, job.round + 1)  # every row has been looked at: no check
             if self.next is not None:
                 self.next.count_solved(of_all[1], *solved.weights[1:], known[:, STATUS] == OPEN)
             begin = end
@@ -256,7 +249,7 @@ class _ShareSolve:
         job, n = self.job, self.last - self.first
         large = np.flatnonzero((self.n_active > self.order.large) & (writer.statistics[:, STATUS] == OPEN))
         sizes = self.n_active[large]
-        epochs = job.parameters.epochs_of(job.round)
+        epochs = job.problem.parameters.epochs_of(job.round)
         chosen = choose_streamed(sizes, epochs, job.sizes, self.X.nnz, self.n_samples)
         classes, sizes = large[chosen], sizes[chosen]
         if not len(classes) or job.sizes.room is None:
@@ -264,9 +257,9 @@ class _ShareSolve:
         n_features = self.dataset.n_features
         with new_unit_state(self._large_path, len(classes), self.n_samples, n_features, durable=False) as lines:
             solver = LargeClasses(
-                job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.approximate,
+                job.problem.parameters, job.problem.seed, job.round, self.order, self.X, job.sizes.room, job.approximate,
                 lambda c: self._active_sets(c, c + 1), self._rows_on_disk, self._weights if self.warm else None,
-                job.start_slopes, self._scratch("active"), job.weights, self.of_classes,
+                job.start.slopes if job.start else (0.0, 0.0), self._scratch("active"), job.problem.weights, self.of_classes,
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
         self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
@@ -298,7 +291,7 @@ class _ShareSolve:
         """The active set of a class that is larger than memory."""
         job, label = self.job, self.first + c
         return rows_on_disk(
-            folder, self.words, self.before, self.n_samples, label, job.seed, self.Y, int(self.n_active[c]),
+            folder, self.words, self.before, self.n_samples, label, job.problem.seed, self.Y, int(self.n_active[c]),
             None if self.previous is None else (self.previous.active, self.line + c), self._candidates_of(c), job.approximate,
         )  # fmt: skip
 
@@ -306,7 +299,7 @@ class _ShareSolve:
         """The rows that a class may add, part by part."""
         if self.previous is None:
             return
-        files, label = self.job.candidates, self.first + c
+        files, label = self.job.found.files, self.first + c
         score, last = select_threshold(files, label, int(self.room[c]), self.n_samples)
         for rows, scores in candidate_windows(files, label, self.n_samples):
             yield rows[(scores > score) | ((scores == score) & (rows <= last))]
@@ -336,7 +329,7 @@ class _ShareSolve:
         batches: list[tuple[int, int]] = []
         low = 0
         while low < n:
-            high = min(int(ends[np.searchsorted(ends, low, "right")]), low + (self.job.plan.cuts.classes or n))
+            high = min(int(ends[np.searchsorted(ends, low, "right")]), low + (self.job.problem.plan.cuts.classes or n))
             if kind[low] == _SOLVED:
                 before = int(rows[low] - bound[low])
                 fitting = int(np.searchsorted(rows, before + self.job.sizes.max_rows, "right"))
@@ -373,13 +366,13 @@ class _ShareSolve:
             counts = np.diff(positives.indptr)
             sizes = start_sizes(counts, self.n_samples)
             rows = np.empty(int((counts + sizes).sum()), np.int64)
-            start_sets(positives.indptr, positives.indices, sizes, first, self.n_samples, job.seed, ptr, rows)
+            start_sets(positives.indptr, positives.indices, sizes, first, self.n_samples, job.problem.seed, ptr, rows)
             alpha = np.zeros(len(rows))
         else:
             old = self.previous.active.block(self.line + low, self.line + high)
             sizes = np.diff(old.indptr)
             room = self.room[low:high]
-            f_ptr, f_rows, f_scores = read_candidates(job.candidates, first, first + n, self.n_samples, room)
+            f_ptr, f_rows, f_scores = read_candidates(job.found.files, first, first + n, self.n_samples, room)
             found = np.diff(f_ptr)
             rows = np.empty(int((sizes + np.minimum(room, found)).sum()), np.int64)
             alpha = np.empty(len(rows))
@@ -516,17 +509,17 @@ class _ShareSolve:
         at: places of the rows in `times`. Large classes stay as they are, also where memory holds them: as X streams by,
         they are too many to look at twice.
         """
-        p, n = self.job.parameters, len(sets.ptr) - 1
-        if self.previous is None:
+        p, n, start = self.job.problem.parameters, len(sets.ptr) - 1, self.job.start
+        if self.previous is None or start is None:
             return
         low = self.line + sets.first_label - self.first
-        wanted = self.job.start_tau * self.previous.statistics[low : low + n, BIAS]
+        wanted = start.tau * self.previous.statistics[low : low + n, BIAS]
         ends = self.previous.weights.ends(low, low + n)
         wanted[np.diff(ends) == 0] = np.nan
-        follows = p.bias and p.loss == "squared_hinge" and self.job.start_tau > 0  # the hinge's alpha does not
+        follows = p.bias and p.loss == "squared_hinge" and start.tau > 0  # the hinge's alpha does not
         unshifted = np.diff(sets.ptr) > self.order.large if follows else np.full(n, True)
         wanted[unshifted & ~np.isnan(wanted)] = np.inf
-        start_alpha(sets.ptr, sets.sign, at, wanted, ramp_of(p, self.job.start_slopes), times, sets.alpha)
+        start_alpha(sets.ptr, sets.sign, at, wanted, ramp_of(p, start.slopes), times, sets.alpha)
 
 
 def _part(sets: ActiveSets, a: int, b: int) -> ActiveSets:

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.linear.weights import LinearWeights, Unit
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.kernels.active import start_sets
-from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.sizes import search_sizes, search_tiles
 from xmc_stream.ppdsparse.solver import start_sizes, warm_sizes
 from xmc_stream.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, new_unit_state
@@ -31,6 +32,7 @@ from xmc_stream.store.model import LABEL_COUNTS
 from xmc_stream.store.names import WINDOW, NamedIds, first_difference
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.packing import new_pack
+from xmc_stream.system.progress import LOG
 
 
 def weights_of_terms(model: LinearWeights) -> dict[str, float]:
@@ -125,6 +127,15 @@ class MatchJob:
         }
 
 
+def say_matched(receipt: Receipt) -> dict[str, Any]:
+    """Say in a line how the labels were matched, where some are new or gone; returns what the model says of it."""
+    said = {name: receipt[name] for name in ("by_name", "kept", "new", "gone")}
+    if receipt["new"] or receipt["gone"]:
+        told = "warm start: {kept:,} labels keep their weights, {new:,} are new, {gone:,} are gone (by %s)"
+        LOG.info(told.format(**said), "name" if receipt["by_name"] else "id")
+    return said
+
+
 def match_bytes(dataset: Dataset, model: LinearWeights) -> int:
     """What a `MatchJob` holds."""
     named = dataset.label_names() is not None and model.label_names() is not None
@@ -153,10 +164,8 @@ class StartJob:
     match: what a `MatchJob` left.
     """
 
-    data: str
+    problem: Problem
     model: str
-    parameters: PPDSparseParameters
-    seed: int
     unit: Unit
     match: str
     out: str
@@ -169,7 +178,7 @@ class StartJob:
     def run(self) -> Receipt:
         """Write; the receipt has the sizes that the search is planned from."""
         drop_tiles()
-        dataset, model = Dataset(self.data), LinearWeights(self.model)
+        dataset, model = Dataset(self.problem.data), LinearWeights(self.model)
         n_samples, n_features = dataset.n_samples, dataset.n_features
         first, last = self.unit
         Y = dataset.Y_columns()
@@ -185,7 +194,7 @@ class StartJob:
             writer.statistics[:, BIAS] = np.where(learned, -1.0, 0.0)
             writer.statistics[:, FRESH] = learned & (found < 0)
             writer.statistics[:, INSIDE] = np.inf  # unknown: no class is done
-            heaps = np.where(found >= 0, warm_sizes(counts, self.parameters.added, n_samples), 0)
+            heaps = np.where(found >= 0, warm_sizes(counts, self.problem.parameters.added, n_samples), 0)
             writer.statistics[:, ROOM] = heaps
             no_rows = np.zeros(0, np.int32)
             low, ends = 0, np.concatenate([[0], np.cumsum(counts + drawn)])
@@ -204,7 +213,7 @@ class StartJob:
                         drawn[low:high],
                         first + low,
                         n_samples,
-                        self.seed,
+                        self.problem.seed,
                         ptr,
                         rows,
                     )

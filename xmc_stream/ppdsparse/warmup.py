@@ -15,6 +15,7 @@ from xmc_stream.ppdsparse.active_rows import rows_on_disk
 from xmc_stream.ppdsparse.large_classes import LargeClasses
 from xmc_stream.ppdsparse.parameters import EXACT, NARROW, PPDSparseParameters
 from xmc_stream.ppdsparse.plan import StreamRoom
+from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan, fewer_weights
 from xmc_stream.ppdsparse.spill import SpilledRows
@@ -103,11 +104,10 @@ class PPDSparseWarmUp(WarmUp):
                 writer.weights.append(np.ones(k, np.int64), np.zeros(k, np.int32), np.ones(k, np.float32))
             span, plan = UnitSpan(0, k, Unit(0, k), str(path / "state"), MIB), MemoryPlan(2**40, 256 * MIB, 1)
             p = replace(self.parameters, C=1.0, positive_weight=1.0)
+            problem = Problem(str(dataset.path), p, 0, plan, LossWeights(None, n))
             for kind in (EXACT, NARROW):
-                SearchJob(
-                    str(dataset.path), p, 0, 1, False, kind, 0, n, (span,), 1, str(path / f"found{kind}"), plan, MIB, n, 0.0,
-                    LossWeights(None, n),
-                ).run()  # fmt: skip
+                out = str(path / f"found{kind}")
+                SearchJob(problem, 1, False, kind, 0, n, (span,), 1, out, MIB, n, 0.0).run()
             if self.large:
                 self._stream(dataset, p, path)
 

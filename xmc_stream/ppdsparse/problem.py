@@ -1,0 +1,46 @@
+"""What all jobs of a run share, and what a search hands to the solves after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from xmc_stream.ppdsparse.candidates import CandidateFile
+from xmc_stream.ppdsparse.parameters import EXACT, PPDSparseParameters
+from xmc_stream.ppdsparse.weights import LossWeights
+from xmc_stream.runtime.plan import MemoryPlan
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The same for all jobs of a run. data: path of the dataset; weights: of rows and classes in the loss."""
+
+    data: str
+    parameters: PPDSparseParameters
+    seed: int
+    plan: MemoryPlan
+    weights: LossWeights
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found. kind: of the search; n_classes: how many classes have violators."""
+
+    files: tuple[CandidateFile, ...] = ()
+    kind: str = EXACT
+    n_classes: int = 0
+
+    def of(self, first: int, last: int) -> Found:
+        """The files that hold some of classes [first, last)."""
+        mine = tuple(file for file in self.files if file.first < last and file.last > first)
+        return Found(mine, self.kind, self.n_classes)
+
+
+class Start(NamedTuple):
+    """What alpha is set from as a warm start begins.
+
+    slopes: see `PPDSparseParameters.start_slopes`. tau: of the model, 0 where its bias is none of a dual.
+    """
+
+    slopes: tuple[float, float]
+    tau: float
