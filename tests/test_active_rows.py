@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.kernels.blocks import ActiveSets
+from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse import spill as spilled
 from xmc_stream.ppdsparse.active_rows import DiskRows, rows_on_disk
 from xmc_stream.ppdsparse.kernels.active import start_sets
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.problem import Found, Problem, Share
+from xmc_stream.ppdsparse.sets import RoundSets
+from xmc_stream.ppdsparse.solver import start_sizes
 from xmc_stream.ppdsparse.spill import SpilledRows
+from xmc_stream.ppdsparse.weights import LossWeights
+from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset
 
@@ -98,12 +105,16 @@ def all_of(active: DiskRows) -> list[np.ndarray]:
 
 
 def test_a_class_on_disk_starts_with_the_rows_that_memory_draws(labelled: Dataset, tmp_path: Path) -> None:
-    n, size, seed, Y = labelled.n_samples, 700, 5, labelled.Y_columns()
+    n, seed, Y = labelled.n_samples, 5, labelled.Y_columns()
     positives = Y.gather(np.array([1]))
+    size = int(start_sizes(np.array([len(positives.indices)]), n)[0])
     ptr, rows = np.zeros(2, np.int64), np.empty(len(positives.indices) + size, np.int64)
     start_sets(positives.indptr, positives.indices, np.array([size]), 1, n, seed, ptr, rows)
-    words, before = np.empty(-(-n // 64), np.uint64), np.empty(-(-n // 64), np.int32)
-    active = rows_on_disk(tmp_path / "d", words, before, n, 1, seed, Y, len(rows), None, iter(()), False)
+    problem = Problem(
+        str(labelled.path), PPDSparseParameters(), seed, MemoryPlan(2**30, 2**30, 1), LossWeights(None, n)
+    )
+    sets = RoundSets(problem, labelled, 0, Share(0, 3, Unit(0, 3)), None, Found())
+    active = rows_on_disk(tmp_path / "d", sets, 1)
     got = all_of(active)
     active.close()
     np.testing.assert_array_equal(got[0], rows)

@@ -178,8 +178,8 @@ def solved(
     block = block or sparse(p.X, dense)
     scratch = new_scratch(p.X.shape[1], int(np.diff(sets.ptr).max()), max_nnz)
     statistics, sink = np.full((len(sets.ptr) - 1, 4), np.nan), Collector(p.X.shape[1])
-    Solver(parameters(p, epochs, tol, rounds), SEED, NEVER, dense).solve(
-        sets, sets.rows, block, ROUND, scratch, statistics, sink, times
+    Solver(parameters(p, epochs, tol, rounds), SEED, NEVER, dense, ROUND).solve(
+        sets, sets.rows, block, scratch, statistics, sink, times
     )
     check_clean(scratch)
     return Solution(sets.alpha, np.array(sink.rows), statistics, sink.portions)
@@ -479,8 +479,8 @@ def solved_large(
         assert lengths[wanted].sum() <= max_nnz or len(wanted) == 1
         return rows.take(wanted)
 
-    Solver(parameters(p, epochs, tol, rounds), SEED, NEVER, dense).solve_large(
-        sets, lengths[sets.rows], gather, max_nnz, ROUND, scratch, statistics, sink
+    Solver(parameters(p, epochs, tol, rounds), SEED, NEVER, dense, ROUND).solve_large(
+        sets, lengths[sets.rows], gather, max_nnz, scratch, statistics, sink
     )
     check_clean(scratch)
     assert sink.portions == [1]

@@ -22,11 +22,8 @@ from xmc_stream.ppdsparse.kernels.stream import ActiveRows, strip_starts
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.solver import Solver
 from xmc_stream.ppdsparse.streaming import StreamSolver, Taken
-from xmc_stream.ppdsparse.weights import LossWeights, RowWeights
 
 # uncompiled, numpy says so when a key wraps around
-UNWEIGHTED = RowWeights(LossWeights(None, 0))
-
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
 
@@ -64,14 +61,17 @@ def test_a_group_of_runs_is_visited_before_the_next_one_begins() -> None:
     assert np.abs(np.diff(strips[: GROUP * 8])).mean() > 20  # and mixed
 
 
-class Given(RowWeights):
-    """Times in memory."""
+class Streamed:
+    """Rows in memory, with their times."""
 
-    def __init__(self, weights: NDArray[np.float64]) -> None:
-        self.weights = weights
+    def __init__(
+        self, n_features: int, gather: Callable[[NDArray[np.int64], int], Callable[[], Rows] | None],
+        ahead: Callable[[Any], None] = lambda ranges: None, times: NDArray[np.float64] = ONCE.rows,
+    ) -> None:  # fmt: skip
+        self.n_features, self.gather, self.ahead, self.times = n_features, gather, ahead, times
 
-    def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        return self.weights[rows] if len(self.weights) else self.weights
+    def weights(self, lines: NDArray[np.int64]) -> NDArray[np.float64]:
+        return self.times[lines] if len(self.times) else self.times
 
 
 class Held:
@@ -138,18 +138,15 @@ def test_streaming_takes_the_steps_that_holding_takes(
             weights[done, features[begin:end]] = values[begin:end]
             done += 1
 
-    Solver(p, seed, RowOrder(n, -1, strip_bits), dense).solve(
-        sets, rows, block, 1, new_scratch(d, n, n * d), figures, sink, times
-    )
+    inner = Solver(p, seed, RowOrder(n, -1, strip_bits), dense, 1)
+    inner.solve(sets, rows, block, new_scratch(d, n, n * d), figures, sink, times)
 
     def gather(lines: NDArray[np.int64], buffer: int) -> Callable[[], Rows] | None:
         found = block.take(lines)
         return None if len(found.indices) > max(room, d) else lambda: found
 
-    solver = StreamSolver(
-        p, seed, n, d, strip_bits, active, gather, lambda ranges: None, Given(times.rows), times.classes, threads, dense
-    )
-    inside = solver.solve(1)
+    solver = StreamSolver(inner, active, Streamed(d, gather, times=times.rows), times.classes, threads)
+    inside = solver.solve()
     assert np.array_equal(active.all.alpha, sets.alpha)
     assert np.array_equal(inside, figures[:, 3])
     assert np.array_equal((np.sign(solver.v) * np.maximum(np.abs(solver.v) - p.lam, 0)).astype(np.float32), weights)
@@ -181,7 +178,8 @@ def test_what_is_gathered_next_is_told_before() -> None:
         active = Held(ActiveSets(0, np.array([0, len(rows)]), rows, signs, np.zeros(len(rows))), n, strip_bits)
         p = PPDSparseParameters(lam=0.1, C=1.0, positive_weight=1.0, max_rounds=1, last_epochs=1)
         checked = 0
-        StreamSolver(p, 0, n, d, strip_bits, active, gather, ahead, UNWEIGHTED, ONCE.classes).solve(0)
+        inner = Solver(p, 0, RowOrder(n, -1, strip_bits))
+        StreamSolver(inner, active, Streamed(d, gather, ahead), ONCE.classes).solve()
         # an epoch and the look at violations, six parts each, the first of which nobody could foresee; nor the second
         # of the epoch, as it was not known yet that most rows are needed
         assert (checked, len(told)) == (expected, 0)

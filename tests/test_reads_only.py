@@ -131,7 +131,7 @@ def test_a_predict_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, trai
     for start, stop in ((0, 400), (400, 900), (900, n)):
         few, n_kept, n_gone = cut_down(chunked, tmp_path / f"{start}.xmc", {"X/rows": (start, stop)})
         assert n_gone > n_kept > 10
-        receipt = replace(job, problem=replace(job.problem, data=str(few.path)), start=start, stop=stop, out=str(parts)).run()
+        receipt = replace(job, data=str(few.path), start=start, stop=stop, out=str(parts)).run()
         assert receipt["bytes_read"] == range_bytes(chunked.X_rows(), start, stop)
     finish_predictions(parts, tmp_path / "parts", {}, overwrite=False)
     for got, wanted in zip(Predictions(tmp_path / "parts").rows(0, n), expected, strict=True):

@@ -21,8 +21,9 @@ from xmc_stream.ppdsparse import shares as cutting
 from xmc_stream.ppdsparse import solver
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import SolvePlan
+from xmc_stream.ppdsparse.problem import Share
 from xmc_stream.ppdsparse.run import PPDSparseRun
-from xmc_stream.ppdsparse.shares import JoinSharesJob, Share, cut_shares, solve_plan, whole_units
+from xmc_stream.ppdsparse.shares import JoinSharesJob, cut_shares, solve_plan, whole_units
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import Cuts, MemoryPlan

@@ -62,7 +62,7 @@ class Watch:
             make(active, *args)
 
         def on_disk(active: Any, *args: Any) -> None:
-            self.disk += int(args[3] == N)
+            self.disk += int(args[1].n_samples == N)
             disk(active, *args)
 
         arrange = spill.SpilledRows.arrange

@@ -13,6 +13,7 @@ from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.passes import PassProbe
 from xmc_stream.pdsparse.plan import MOST_FORESEEN, PassPlan, most_tables, pass_needs, plan_pass
+from xmc_stream.pdsparse.rows import Data
 from xmc_stream.pdsparse.run import PDSparseRun, most_passes
 from xmc_stream.pdsparse.warmup import PDSparseWarmUp
 from xmc_stream.runtime.job import Job, Ledger, Receipt
@@ -51,7 +52,7 @@ class PassForecaster(Forecaster):
         if self._known is not None and not sizes.dense:
             return self._known
         dataset, parameters = self.task.dataset, self.task.parameters
-        receipt = self.once(PassProbe(str(dataset.path), parameters, self.task.seed, sizes))
+        receipt = self.once(PassProbe(Data(str(dataset.path), "", parameters, self.task.seed, sizes)))
         if not sizes.dense and not receipt["full"]:
             self._known = receipt
         return receipt

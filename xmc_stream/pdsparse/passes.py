@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
+from functools import wraps
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,9 @@ from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.decisions import HeldOut
 from xmc_stream.pdsparse.kernels.dual import group_rows, pack, rank_rows, sum_losses
 from xmc_stream.pdsparse.kernels.tables import bytes_used, clear, enter, list_entries, norms, purge
-from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.plan import ENTRIES, STRETCH, PassPlan
+from xmc_stream.pdsparse.plan import ENTRIES, STRETCH
 from xmc_stream.pdsparse.rows import Data, Rows, Which
-from xmc_stream.pdsparse.solver import Stepper, TablesFullError, label_numbers, pass_key
+from xmc_stream.pdsparse.solver import Stepper, Stretch, TablesFullError, label_numbers, pass_key
 from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment, new_tables, stored_tables
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB
@@ -72,19 +72,24 @@ def drop_session(work: str | None = None) -> None:
             _sessions.pop(one, None)
 
 
-@contextmanager
-def _alone_with(data: Data) -> Iterator[None]:
-    """A job of a run: tables that others left here go, as far as these and runs at work are more than are planned."""
-    with _lock:
-        _at_work.add(data.work)
-        left = [work for work in _sessions if work not in _at_work]
-        for work in left[: max(0, len(_at_work) + len(left) - data.plan.parts)]:
-            del _sessions[work]
-    try:
-        yield
-    finally:
+def _at_work_alone(run: Callable[[Any], Receipt]) -> Callable[[Any], Receipt]:
+    """`run` of a job: tables that others left here go, as far as these and runs at work are more than are planned."""
+
+    @wraps(run)
+    def run_alone(job: Any) -> Receipt:
+        data: Data = job.data
         with _lock:
-            _at_work.discard(data.work)
+            _at_work.add(data.work)
+            left = [work for work in _sessions if work not in _at_work]
+            for work in left[: max(0, len(_at_work) + len(left) - data.plan.parts)]:
+                del _sessions[work]
+        try:
+            return run(job)
+        finally:
+            with _lock:
+                _at_work.discard(data.work)
+
+    return run_alone
 
 
 @dataclass(frozen=True)
@@ -130,13 +135,10 @@ class SegmentJob:
         """`dual` or `tables` of this segment."""
         return Path(self.data.work) / "state" / f"{kind}-{self.stage}-{self.number}" / self.name
 
+    @_at_work_alone
     def run(self) -> Receipt:
         """Visit the rows; write dual variables and tables; the receipt has sums of the segment and, at the end, the pass."""
         drop_tiles()
-        with _alone_with(self.data):
-            return self._run()
-
-    def _run(self) -> Receipt:
         began = time.perf_counter()
         rows = Rows(self.data, self.rows)
         stepper = self._stepper(rows)
@@ -221,8 +223,8 @@ class SegmentJob:
             block = rows.gather(at[members], (firsts[members], counts[members]))
             try:
                 sets = stepper.visit(
-                    members, np.searchsorted(members, stretch), at[members], n_positive[members], key, block, state,
-                    self.most, self.fixed, lambda: self._pack(stepper, rows.dataset.n_features),
+                    Stretch(members, np.searchsorted(members, stretch), at[members], n_positive[members]),
+                    key, block, state, self.most, self.fixed, lambda: self._pack(stepper, rows.dataset.n_features),
                 )  # fmt: skip
             except TablesFullError:
                 raise self._full(stepper) from None
@@ -325,26 +327,20 @@ class PassProbe:
     alone fill the tables of the plan; then it is less than it will be.
     """
 
-    data: str
-    parameters: PDSparseParameters
-    seed: int
-    plan: PassPlan
+    data: Data
 
     @property
     def key(self) -> str:
         """Never in a ledger."""
         return "probe"
 
+    @_at_work_alone
     def run(self) -> Receipt:
         """Visit them."""
-        data = Data(self.data, "", self.parameters, self.seed, self.plan)
-        with _alone_with(data):
-            return self._run(Rows(data))
-
-    def _run(self, rows: Rows) -> Receipt:
+        rows = Rows(self.data)
         n = min(rows.n_samples, STRETCH)
         spans = rows.X.lengths(np.arange(n))
-        n = max(1, int(np.searchsorted(np.cumsum(spans[1]), self.plan.nnz, side="right")))
+        n = max(1, int(np.searchsorted(np.cumsum(spans[1]), self.data.plan.nnz, side="right")))
         half, _, _ = self._visits(rows, max(1, n // 2))
         used, seconds, full = self._visits(rows, n)
         growth = max(1.0, used / max(half, 1)) ** math.log2(rows.n_samples / n)
@@ -352,17 +348,16 @@ class PassProbe:
 
     def _visits(self, rows: Rows, n: int) -> tuple[int, float, bool]:
         """Visit so many rows, from nothing: bytes of tables, seconds of a row, whether the tables are full."""
-        d, at, lam = rows.dataset.n_features, np.arange(n), self.parameters.lams[0]
-        stepper = Stepper(d, rows.n_labels, self.parameters, lam, max(1, self.parameters.rate), self.plan.most_bytes())
+        d, at, p = rows.dataset.n_features, np.arange(n), self.data.parameters
+        stepper = Stepper(d, rows.n_labels, p, p.lams[0], max(1, p.rate), self.data.plan.most_bytes())
         block, (indptr, labels) = rows.gather(at, rows.X.lengths(at)), rows.labels(at)
         state = DualRows(indptr[:-1], np.diff(indptr), labels, np.zeros(len(labels)))
         seconds, full = 0.0, False
         try:
             for number in range(2):
                 began = time.perf_counter()
-                sets = stepper.visit(
-                    at, at, at, np.diff(indptr), pass_key(self.seed, 0, number), block, state, 1, False
-                )
+                key = pass_key(self.data.seed, 0, number)
+                sets = stepper.visit(Stretch(at, at, at, np.diff(indptr)), key, block, state, 1, False)
                 state = DualRows(sets.begin, sets.size, sets.labels, sets.a)
                 seconds = (time.perf_counter() - began) / n
         except TablesFullError:
@@ -384,12 +379,9 @@ class ObjectiveJob:
         """The tables."""
         return f"objective/{'/'.join(Path(self.tables).parts[-2:])}"
 
+    @_at_work_alone
     def run(self) -> Receipt:
         """Sum; also the norms of the weights."""
-        with _alone_with(self.data):
-            return self._run()
-
-    def _run(self) -> Receipt:
         session = _sessions.pop(self.data.work, None)
         rows = Rows(self.data, self.rows)
         if session is not None and session.after == self.tables:
@@ -422,13 +414,10 @@ class WeightsJob:
         """There is one."""
         return "weights"
 
+    @_at_work_alone
     def run(self) -> Receipt:
         """Write them by feature, then by class."""
         drop_session(self.data.work)
-        with _alone_with(self.data):
-            return self._run()
-
-    def _run(self) -> Receipt:
         dataset = Dataset(self.data.path)
         n_features, n_labels = dataset.n_features, dataset.n_labels
         label_of = np.empty(n_labels, np.int32)
@@ -469,13 +458,10 @@ class UnitJob:
         """The unit."""
         return f"finalise/{self.unit.name}"
 
+    @_at_work_alone
     def run(self) -> Receipt:
         """Write; the receipt has the sizes of tiles that predictions are planned from."""
         drop_session(self.data.work)
-        with _alone_with(self.data):
-            return self._run()
-
-    def _run(self) -> Receipt:
         first, last = self.unit
         weights = SparseMatrix(Path(self.weights) / "columns").expect((self.n_features, None), "csc_matrix", np.float32)
         tiles = TileSizes(first, last, self.n_features)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from xmc_stream.errors import InputError
 from xmc_stream.linear.units import tiles_of, units_of_run
-from xmc_stream.linear.weights import starts_of, unit_path
+from xmc_stream.linear.weights import Unit, starts_of, unit_path
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.passes import ObjectiveJob, SegmentJob, UnitJob, WeightsJob, drop_session
@@ -95,6 +96,9 @@ class Pass:
         }  # fmt: skip
 
 
+_Passes = Generator[Phase, list[Receipt], Pass]
+
+
 @dataclass
 class PDSparseRun:
     """A training run: what to learn from, where to, and within which memory; see `ppdsparse.run.PPDSparseRun`."""
@@ -115,61 +119,32 @@ class PDSparseRun:
         self._passes: list[Pass] = []
 
     def loop(self) -> Loop:
-        """Phases of jobs; returns attributes of the model."""
-        p = self.parameters
-        best: Pass | None = None
-        for number, lam in enumerate(p.lams):
-            name = "pass" if len(p.lams) == 1 else f"lam {lam:g}, pass"
-            found = yield from self._stage(Stage(number, name, lam, p.max_passes), best)
-            if best is None or self._score(found) > self._score(best):
-                self._drop(best)
-                best = found
-            else:
-                self._drop(found)
-        if best is None:
-            raise InputError("PDSparse has no lam to try")
-        lam, number = best.stage.lam, len(p.lams)
-        rows: Which = "learned" if best.sums["n_held_out"] else "all"
-        final = best
-        if p.refit and rows == "learned":
-            # rows that were held out begin from nothing: they come to where the others are before these move again
-            stage = Stage(number, "held-out rows, pass", lam, _HELD_OUT_PASSES, best, rows="held out")
-            final = yield from self._stage(stage)
-            rows = "all"
-            passes = min(refit_passes(self.dataset.n_samples), p.max_passes)
-            final = yield from self._stage(Stage(number + 1, "all rows, pass", lam, passes, final, rows=rows))
-        primal = final
-        objective_job = ObjectiveJob(self._data, lam, final.tables, rows)
-        losses = (yield Phase("objective", [objective_job], "computing the objective"))[0]
-        if p.post_solve:
-            stage = Stage(number + 2, "post-solve, pass", 0.0, _POST_PASSES, final, support=lam, rows=rows)
-            solved = yield from self._stage(stage)
-            final = solved if rows == "all" or self._score(solved) > self._score(best) else best
-        weights = self.work / "state" / "weights" / "all"
-        max_bytes = max(16 * MIB, self.plan.budget // 2)
-        weights_job = WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)
-        yield Phase("weights", [weights_job], WRITING, (_PASSES, _PASSES))
-        d = self.dataset
-        units = units_of_run(d, self.ledger, ("finalise",))
-        jobs = [
-            UnitJob(self._data, str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units
-        ]
-        receipts = yield Phase("finalise", jobs, WRITING, (_PASSES, 1.0), twice=True)
-        drop_session(str(self.work))
-        objective = 0.5 * losses["square"] + lam * losses["l1"] + p.C * losses["losses"]
+        """Phases of jobs; returns attributes of the model.
+
+        Passes for each lam, until held-out rows say stop; then over all rows; then the post-solve of section 4.3, if it is
+        asked for.
+        """
+        best = yield from self._choose_lam()
+        final, rows = yield from self._refit(best)
+        primal, lam, d = final, best.stage.lam, self.dataset
+        job = ObjectiveJob(self._data, lam, final.tables, rows)
+        (losses,) = yield Phase("objective", [job], "computing the objective")
+        if self.parameters.post_solve:
+            final = yield from self._post_solve(final, best, rows)
+        receipts = yield from self._write(final)
+        objective = 0.5 * losses["square"] + lam * losses["l1"] + self.parameters.C * losses["losses"]
         gap = objective + primal.dual_objective
-        said = best.to_dict()
         decided = next((done.sums[DECISION] for done in (final, best) if DECISION in done.sums), None)
         return {
             "rounds": len(self._passes),
             "nnz": sum(receipt["nnz"] for receipt in receipts),
             "tiles": tiles_of(receipts),
-            **starts_of(units),
+            **starts_of(self.units),
             "objective": objective,
             "duality_gap": gap / objective if objective else 0.0,
             "lam": lam,
             "best_pass": best.number + 1,
-            **{name: value for name, value in said.items() if name.startswith("held_out")},
+            **{name: value for name, value in best.to_dict().items() if name.startswith("held_out")},
             **({DECISION: decided} if decided else {}),
             "n_learned": final.sums["rows"],
             "n_held_out": best.sums["n_held_out"],
@@ -177,13 +152,65 @@ class PDSparseRun:
             "history": [done.to_dict() for done in self._passes],
         }
 
+    def _choose_lam(self) -> _Passes:
+        """The best pass of all values of lam; each goes on from the best one before it."""
+        p = self.parameters
+        best: Pass | None = None
+        for number, lam in enumerate(p.lams):
+            name = "pass" if len(p.lams) == 1 else f"lam {lam:g}, pass"
+            found = yield from self._stage(Stage(number, name, lam, p.max_passes), best)
+            worse, best = (best, found) if best is None or self._score(found) > self._score(best) else (found, best)
+            self._drop(worse)
+        if best is None:
+            raise InputError("PDSparse has no lam to try")
+        return best
+
+    def _refit(self, best: Pass) -> Generator[Phase, list[Receipt], tuple[Pass, Which]]:
+        """Passes over all rows, where some were held out; returns the last one, and which rows it learned from."""
+        p, lam, number = self.parameters, best.stage.lam, len(self.parameters.lams)
+        if not best.sums["n_held_out"]:
+            return best, "all"
+        if not p.refit:
+            return best, "learned"
+        # rows that were held out begin from nothing: they come to where the others are before these move again
+        stage = Stage(number, "held-out rows, pass", lam, _HELD_OUT_PASSES, best, rows="held out")
+        caught_up = yield from self._stage(stage)
+        passes = min(refit_passes(self.dataset.n_samples), p.max_passes)
+        stage = Stage(number + 1, "all rows, pass", lam, passes, caught_up, rows="all")
+        return (yield from self._stage(stage)), "all"
+
+    def _post_solve(self, final: Pass, best: Pass, rows: Which) -> _Passes:
+        """Without the l1 term, on the support that it has left; what was best stays where held-out rows find this worse."""
+        number, lam = len(self.parameters.lams) + 2, best.stage.lam
+        stage = Stage(number, "post-solve, pass", 0.0, _POST_PASSES, final, support=lam, rows=rows)
+        solved = yield from self._stage(stage)
+        return solved if rows == "all" or self._score(solved) > self._score(best) else best
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """What the classes are cut into."""
+        return units_of_run(self.dataset, self.ledger, ("finalise",))
+
+    def _write(self, final: Pass) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        """The weights that a pass has left, by class; returns receipts of the units."""
+        weights, max_bytes = self.work / "state" / "weights" / "all", max(16 * MIB, self.plan.budget // 2)
+        by_class = WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)
+        yield Phase("weights", [by_class], WRITING, (_PASSES, _PASSES))
+        n_features = self.dataset.n_features
+        jobs = [
+            UnitJob(self._data, str(weights), n_features, unit, str(unit_path(self.work, unit))) for unit in self.units
+        ]
+        receipts = yield Phase("finalise", jobs, WRITING, (_PASSES, 1.0), twice=True)
+        drop_session(str(self.work))
+        return receipts
+
     def _score(self, done: Pass) -> float:
         """What held-out rows say of a pass: P@1, or where rows have several labels the mean of P@1, P@3, P@5."""
         several = self.dataset.Y_rows().nnz > self.dataset.n_samples
         ks = (1, 3, 5) if several else (1,)
         return sum(done.precision(k) for k in ks) / len(ks)
 
-    def _stage(self, stage: Stage, other: Pass | None = None) -> Generator[Phase, list[Receipt], Pass]:
+    def _stage(self, stage: Stage, other: Pass | None = None) -> _Passes:
         """Passes until they bring no more; returns the best. other: a pass that must stay."""
         p, d = self.parameters, self.dataset
         bound = min(p.most, d.n_labels)
@@ -210,9 +237,7 @@ class PDSparseRun:
             self._drop(before)
         return best or done
 
-    def _pass(
-        self, stage: Stage, number: int, before: Pass | None, most: int
-    ) -> Generator[Phase, list[Receipt], Pass]:  # fmt: skip
+    def _pass(self, stage: Stage, number: int, before: Pass | None, most: int) -> _Passes:
         last_one = self._passes[-1] if self._passes else None
         said = "" if last_one is None else f" ({self._told(last_one)})"
         words = f"{stage.name} {number + 1} of at most {stage.passes}{said}"

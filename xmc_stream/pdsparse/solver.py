@@ -12,7 +12,7 @@ set to their best. This module covers the steps on rows in memory. Parameters, p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,19 @@ class TablesFullError(Exception):
     """The tables do not hold what a step would put there."""
 
 
+class Stretch(NamedTuple):
+    """Rows that are visited together.
+
+    members: which they are of the rows whose active labels are at hand, ascending; at: places in members, in the order of
+    visits; numbers: of the members' rows in X, for their draws; n_positive: labels that each has.
+    """
+
+    members: NDArray[np.int64]
+    at: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    n_positive: NDArray[np.int64]
+
+
 class Stepper:
     """Takes steps on rows in memory: the tables, and scratch.
 
@@ -90,15 +103,15 @@ class Stepper:
         self._sums = np.zeros(4)
 
     def visit(
-        self, members: NDArray[np.int64], at: NDArray[np.int64], numbers: NDArray[np.int64], n_positive: NDArray[np.int64],
-        key: np.uint64, block: Any, state: Any, most: int, fixed: bool, make_room: Callable[[], None] | None = None,
+        self, stretch: Stretch, key: np.uint64, block: Any, state: Any, most: int, fixed: bool,
+        make_room: Callable[[], None] | None = None,
     ) -> ActiveLabels:  # fmt: skip
-        """Visit rows of a block; returns their active labels then, in the block's order.
+        """Visit the rows of a block; returns their active labels then, in the block's order.
 
-        members: rows of `state` that the block has, ascending; at: places in members in the order of visits; numbers: of
-        the members' rows in X, for their draws; n_positive: of each; make_room: packs the tables where they are full of
-        regions that were left. Raises TablesFullError.
+        key: of the pass; most, fixed: see `Visit`; make_room: packs the tables where they are full of regions that were left.
+        Raises TablesFullError.
         """
+        members, at, numbers, n_positive = stretch
         sizes = state.size[members]
         capacity, n = int(sizes.sum()) + most * len(members), len(members)
         sets = ActiveLabels(

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.ppdsparse.kernels.active import count_before, draw_negatives, mark, marked_rows, rank
+from xmc_stream.ppdsparse.kernels.active import count_before, draw_negatives, mark, marked_rows
 from xmc_stream.ppdsparse.kernels.spill import ASLEEP, FRESH, POSITIVE
 from xmc_stream.ppdsparse.kernels.stream import ActiveRows, strip_starts
+from xmc_stream.ppdsparse.sets import RoundSets, RowBits
+from xmc_stream.ppdsparse.solver import start_sizes
 from xmc_stream.ppdsparse.streaming import Taken
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.encoding import index_dtype
@@ -113,33 +115,29 @@ class _Taken(Taken):
 
 
 class DiskRows:
-    """Active rows of one class, on disk: alpha and flags, a value a row. Which rows is a bit each in memory.
-
-    words (N / 64,): the active rows are marked; before: how many are ahead of each word.
-    """
+    """Active rows of one class, on disk: alpha and flags, a value a row. Which rows is a bit each in memory."""
 
     n_classes = 1
 
-    def __init__(self, folder: Path, words: NDArray[np.uint64], before: NDArray[np.int32], n_samples: int) -> None:
-        self._words, self._before, self._n_samples = words, before, n_samples
-        self.n = count_before(words, before)
-        self._dtype = np.dtype(np.int32 if n_samples < 2**31 else np.int64)
+    def __init__(self, folder: Path, bits: RowBits) -> None:
+        self._bits, self._n_samples = bits, bits.n_samples
+        self.n = count_before(bits.words, bits.before)
+        self._dtype = np.dtype(np.int32 if bits.n_samples < 2**31 else np.int64)
         self._asleep = 0
         folder.mkdir(parents=True)
         self._alpha, self._flags = ScratchFile(folder / "alpha", np.float64), ScratchFile(folder / "flags", np.uint8)
 
     def _places(self, start: int, stop: int) -> tuple[int, int]:
-        at = np.array([start, min(stop, self._n_samples - 1)], np.int64)
-        out = np.empty(2, np.int64)
-        rank(at, self._words, self._before, out)
-        return int(out[0]), self.n if stop >= self._n_samples else int(out[1])
+        begin, end = self._bits.places(np.array([start, min(stop, self._n_samples - 1)], np.int64)).tolist()
+        return begin, self.n if stop >= self._n_samples else end
 
     def rows(self, start: int, stop: int) -> NDArray[np.int64]:
         """The active rows in [start, stop), ascending."""
-        low, high = start >> 6, min((stop + 63) >> 6, len(self._words))
-        last = self.n if high == len(self._words) else int(self._before[high])
-        rows = np.empty(last - int(self._before[low]), np.int64)
-        marked_rows(self._words[low:high], rows)
+        words, before = self._bits.words, self._bits.before
+        low, high = start >> 6, min((stop + 63) >> 6, len(words))
+        last = self.n if high == len(words) else int(before[high])
+        rows = np.empty(last - int(before[low]), np.int64)
+        marked_rows(words[low:high], rows)
         rows += low << 6
         begin, end = np.searchsorted(rows, (start, stop))
         return rows[begin:end]
@@ -209,15 +207,10 @@ class DiskRows:
         self._flags.close()
 
 
-def rows_on_disk(
-    folder: Path, words: NDArray[np.uint64], before: NDArray[np.int32], n_samples: int, label: int, seed: int,
-    Y: SparseMatrix, n_active: int, old: tuple[SparseMatrix, int] | None, found: Iterator[NDArray[np.int64]], approximate: bool,
-) -> DiskRows:  # fmt: skip
-    """The active set of a class that is larger than memory: what `merge_candidates` or `start_sets` make, on disk.
-
-    words, before: for its rows' bits. Y: by columns. n_active: its size. old: the active sets of the round before and
-    the class's line in them, None in round 0. found: rows that a search brings in, part by part.
-    """
+def rows_on_disk(folder: Path, sets: RoundSets, c: int) -> DiskRows:
+    """The active set of class c, which is larger than memory: what `RoundSets.of` makes, on disk."""
+    words, n_samples, Y, label = sets.bits.words, sets.n_samples, sets.Y, sets.first + c
+    old = None if sets.previous is None else (sets.previous.active, sets.line + c)
     words[:] = 0
     n_positive = 0
     for rows, _ in _line(Y, label):
@@ -225,13 +218,14 @@ def rows_on_disk(
         if old is None:
             mark(rows, words)
     if old is None:
-        draw_negatives(n_active - n_positive, label, n_samples, seed, words)
+        n_drawn = int(start_sizes(np.array([n_positive]), n_samples)[0])
+        draw_negatives(n_drawn, label, n_samples, sets.seed, words)
     else:
         for rows, _ in _line(*old):
             mark(rows, words)
-        for rows in found:
+        for rows in sets.new_rows(c):
             mark(rows, words)
-    active = DiskRows(folder, words, before, n_samples)
+    active = DiskRows(folder, sets.bits)
     positives, kept = _Cursor(_line(Y, label)), _Cursor(iter(()) if old is None else _line(*old))
     done = 0
     for start in range(0, n_samples, _STEP):
@@ -247,7 +241,7 @@ def rows_on_disk(
         flags[at] = POSITIVE
         mine, values = kept.up_to(stop)
         alpha[np.searchsorted(rows, mine)] = values
-        if approximate:
+        if sets.approximate:
             flags[(alpha == 0.0) & (flags == 0)] = FRESH
         active.write(done, alpha, flags)
         done += len(rows)

@@ -250,7 +250,7 @@ class GroupsJob:
             solved.append(Block(g, np.array([0, int(kept.sum())]), features[kept], values[kept]))
 
         Solver(p, self.problem.seed, RowOrder(n, n, 0), sample.dense).solve(
-            sets, rows, sample.x, 0, sample.scratch, statistics, sink
+            sets, rows, sample.x, sample.scratch, statistics, sink
         )
         return solved[0], float(statistics[0, 0])
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 from xmc_stream.errors import InputError
 from xmc_stream.linear.guide import GUIDE
 from xmc_stream.linear.implied import IMPLIED
-from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.units import cut_units
 from xmc_stream.linear.weights import finalise_key
@@ -19,7 +18,6 @@ from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.ppdsparse.all_rows import takes_all_rows
 from xmc_stream.ppdsparse.carry import last_solve
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
-from xmc_stream.ppdsparse.groups import guide_weight, implied_margin
 from xmc_stream.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.ppdsparse.path import path_of
 from xmc_stream.ppdsparse.plan import longest_of
@@ -28,7 +26,6 @@ from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.run import STARTED, PPDSparseRun
 from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.shares import solve_plan, unit_of_state
-from xmc_stream.ppdsparse.solver import has_dense_rows, row_order
 from xmc_stream.ppdsparse.start import check_start
 from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 from xmc_stream.ppdsparse.weights import LossWeights, check_weights
@@ -60,29 +57,12 @@ class PPDSparseMethod(Method):
 
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows, with a large class where there may be one, and what else the training has."""
+        of_rounds = PPDSparseWarmUp.of(task)
         begins = task.warm_start is None or task.start_state is not None
-        if begins and takes_all_rows(task.parameters, task.dataset):
-            of_rounds = self._warm_up(task)
-            # groups of labels are solved by themselves
-            return replace(
-                of_rounds, large=False, dense=of_rounds.dense and of_rounds.guided, fours=False, all_rows=True
-            )
-        return self._warm_up(task)
-
-    @staticmethod
-    def _warm_up(task: Task) -> PPDSparseWarmUp:
-        """Of a training whose classes have active sets."""
-        X, shape = task.dataset.X_rows(), (task.dataset.n_samples, task.dataset.n_features)
-        order = row_order(task.dataset.n_samples, X.nnz)
-        return PPDSparseWarmUp(
-            task.parameters,
-            task.warm_start is not None and task.start_state is None,
-            task.dataset.n_samples > order.large,
-            guide_weight(task.parameters, task.dataset) > 0,
-            has_dense_rows(*shape, X.nnz),
-            in_fours(*shape, X.nnz),
-            implied_margin(task.parameters, task.dataset) is not None,
-        )
+        if not begins or not takes_all_rows(task.parameters, task.dataset):
+            return of_rounds
+        # groups of labels are solved by themselves
+        return replace(of_rounds, large=False, dense=of_rounds.dense and of_rounds.guided, fours=False, all_rows=True)
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
@@ -118,7 +98,7 @@ class PPDSparseMethod(Method):
             carried,
             foreseen["phase_seconds"],
             task.given,
-            replace(self._warm_up(task), guided=False, lifts=False),
+            replace(PPDSparseWarmUp.of(task), guided=False, lifts=False),
         )
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:

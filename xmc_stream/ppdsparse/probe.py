@@ -21,10 +21,11 @@ from xmc_stream.linear.kernels.penalty import ONCE
 from xmc_stream.linear.kernels.scores import Tile
 from xmc_stream.linear.tiles import make_tile, tile_bytes
 from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
-from xmc_stream.ppdsparse.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
+from xmc_stream.ppdsparse.kernels.active import drop_idle, set_signs, start_sets
 from xmc_stream.ppdsparse.kernels.search import ActiveAhead, BestRows, LossSums, bias_losses, loss_grid, search
 from xmc_stream.ppdsparse.plan import SolvePlan
 from xmc_stream.ppdsparse.problem import Problem
+from xmc_stream.ppdsparse.sets import RowBits
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, row_order, start_sizes
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
@@ -124,13 +125,8 @@ class ProbeJob:
         set_signs(positives.indptr, positives.indices, ptr, rows, sign)
         sets = ActiveSets(0, ptr, rows, sign, np.zeros(len(rows)))
 
-        words = np.zeros(-(-n // 64), np.uint64)
-        before = np.empty(len(words), np.int32)
-        mark(rows, words)
-        union = np.empty(count_before(words, before), np.int64)
-        marked_rows(words, union)
-        at = np.empty(len(rows), np.int64)
-        rank(rows, words, before, at)
+        bits = RowBits(n)
+        union, at = bits.set(rows), bits.places(rows)
         began = time.perf_counter()
         block = X.gather(union)
         gather = (time.perf_counter() - began) / max(1, X.bytes_read)
@@ -148,7 +144,7 @@ class ProbeJob:
         began = time.perf_counter()
         dense = has_dense_rows(n, dataset.n_features, X.nnz)
         Solver(self.problem.parameters, self.problem.seed, row_order(n, X.nnz), dense).solve(
-            sets, at, block, 0, scratch, statistics, sink
+            sets, at, block, scratch, statistics, sink
         )
         seconds = time.perf_counter() - began
         kept = np.empty(len(classes), np.int64)

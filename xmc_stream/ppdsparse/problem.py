@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse.candidates import CandidateFile
 from xmc_stream.ppdsparse.parameters import EXACT, PPDSparseParameters
 from xmc_stream.ppdsparse.weights import LossWeights
@@ -20,6 +21,24 @@ class Problem:
     seed: int
     plan: MemoryPlan
     weights: LossWeights
+
+
+class Share(NamedTuple):
+    """Classes [first, last) of a unit, or all of them, that are a solve job."""
+
+    first: int
+    last: int
+    unit: Unit
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the unit."""
+        return (self.first, self.last) == self.unit
+
+    @property
+    def name(self) -> str:
+        """In keys of jobs and names of states: the unit's, or with the classes "0.250-500"."""
+        return self.unit.name if self.whole else f"{self.unit.name}.{self.first}-{self.last}"
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from xmc_stream.ppdsparse.plan import (
     search_parts,
     search_ranges,
 )
-from xmc_stream.ppdsparse.problem import Found, Problem, Start
+from xmc_stream.ppdsparse.problem import Found, Problem, Share, Start
 from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
-from xmc_stream.ppdsparse.shares import JoinSharesJob, Share, remove_shares, solve_plan
+from xmc_stream.ppdsparse.shares import JoinSharesJob, remove_shares, solve_plan
 from xmc_stream.ppdsparse.solve import SolveJob
 from xmc_stream.ppdsparse.start import weights_of_terms
 from xmc_stream.ppdsparse.weights import LossWeights

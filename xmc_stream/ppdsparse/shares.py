@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,8 @@ from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import SolvePlan, plan_solve
-from xmc_stream.ppdsparse.problem import Problem
-from xmc_stream.ppdsparse.sizes import NextSearch, runs
+from xmc_stream.ppdsparse.problem import Problem, Share
+from xmc_stream.ppdsparse.sizes import CountedWriter, NextSearch, runs
 from xmc_stream.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, WRITER_BYTES, UnitState, new_unit_state
 from xmc_stream.runtime.job import Receipt
@@ -39,24 +38,6 @@ _NEARLY = 1e-6  # what rounding may add to a number of shares
 _HELD = 4  # X is held where it takes one in so many of a job's bytes at most
 _CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
 _LEAST = 1 << 22  # entries of active rows in a share: a job's files are little beside that
-
-
-class Share(NamedTuple):
-    """Classes [first, last) of a unit, or all of them, that are a solve job."""
-
-    first: int
-    last: int
-    unit: Unit
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is the unit."""
-        return (self.first, self.last) == self.unit
-
-    @property
-    def name(self) -> str:
-        """In keys of jobs and names of states: the unit's, or with the classes "0.250-500"."""
-        return self.unit.name if self.whole else f"{self.unit.name}.{self.first}-{self.last}"
 
 
 _STATE = re.compile(r"[\d-]+\.\d+-\d+")  # what the state of a share is called
@@ -146,17 +127,12 @@ class JoinSharesJob:
             writer.statistics[:] = np.concatenate([state.statistics for state in states()])
             open_ = writer.statistics[:, STATUS] == OPEN
             search = NextSearch(dataset, self.problem, self.round, self.unit, open_)
-            sizes = []
+            out, sizes = CountedWriter(writer, search), []
             for state in states():
-                n = len(state.statistics)
-                sizes.append(np.diff(state.active.ends(0, n)))
-                writer.active.copy(state.active, 0, n)
+                sizes.append(np.diff(state.active.ends(0, len(state.statistics))))
                 done = state.statistics[:, STATUS] == DONE
                 for low, high in runs(done):
-                    for w in state.weights.blocks(max(4 * MIB, 16 * n_features), low, high):
-                        lengths = np.diff(w.indptr)
-                        writer.weights.append(lengths, w.indices, w.values)
-                        search.count(lengths, w.indices, None if done[low] else w.values)
+                    out.copy(state, low, high, bool(done[low]))
         heaps = writer.statistics[:, ROOM].astype(np.int64)
         return {
             "open": int(open_.sum()),

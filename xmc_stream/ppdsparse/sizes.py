@@ -15,7 +15,9 @@ from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse.plan import held_rows
 from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.search import fewer_weights
+from xmc_stream.ppdsparse.state import UnitState, UnitStateWriter
 from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 
 
@@ -98,3 +100,36 @@ class NextSearch:
             spans = [replace(few, weights=of_all.weights) for few, of_all in pairs]
             told["approximate_ranges"] = search_sizes(spans, self._first, heaps, sizes)
         return told
+
+
+class CountedWriter:
+    """Writes the classes of a share into a state, in turn, and counts what the next search needs of them.
+
+    search: None for a part of a unit: the job that joins the shares counts.
+    """
+
+    def __init__(self, writer: UnitStateWriter, search: NextSearch | None) -> None:
+        self.writer, self.search, self.statistics = writer, search, writer.statistics
+
+    def add_weights(
+        self, counts: NDArray[np.int64], features: NDArray[np.int32], values: NDArray[np.float32], done: bool = False
+    ) -> None:
+        """The next classes: how many weights each has, their features and values. done: whether they are searched no more."""
+        self.writer.weights.append(counts, features, values)
+        if self.search is not None:
+            self.search.count(counts, features, None if done else values)
+
+    def copy_weights(self, state: UnitState, low: int, high: int, done: bool) -> None:
+        """The weights of lines [low, high) of a state."""
+        for w in state.weights.blocks(max(4 * MIB, 16 * state.weights.shape[0]), low, high):
+            self.add_weights(np.diff(w.indptr), w.indices, w.values, done)
+
+    def copy(self, state: UnitState, low: int, high: int, done: bool) -> None:
+        """Lines [low, high) of a state: active sets and weights."""
+        self.writer.active.copy(state.active, low, high)
+        self.copy_weights(state, low, high, done)
+
+    def add_empty(self, n: int) -> None:
+        """Classes of which nothing is to be learned."""
+        self.writer.active.append(np.zeros(n, np.int64), np.zeros(0, np.int32), np.zeros(0))
+        self.add_weights(np.zeros(n, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32), done=True)

@@ -15,17 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock
-from xmc_stream.kernels.order import RowOrder, stream_order
-from xmc_stream.kernels.permutation import key_of, visiting_order
+from xmc_stream.kernels.order import RowOrder
 from xmc_stream.linear.kernels.dcd import (
     Scratch,
     Steps,
     add_rows,
+    awake_in_order,
     descend,
     dual_terms,
     renumber,
@@ -33,6 +35,7 @@ from xmc_stream.linear.kernels.dcd import (
     solve_classes,
     take_weights,
     violation,
+    wake,
 )
 from xmc_stream.linear.kernels.densedcd import fill_lines, padded, solve_dense_classes
 from xmc_stream.linear.kernels.penalty import ONCE, Penalty, Ramp, Times, of_class, of_lines
@@ -103,23 +106,37 @@ Gather = Callable[[NDArray[np.int64]], CSRBlock]
 
 @dataclass(frozen=True)
 class Solver:
-    """The inner problem for given parameters: gives every class of some active sets its weights.
+    """The inner problem of a round: gives every class of some active sets its weights.
 
     seed: of the visiting orders, with class, round and epoch. order: what large classes are, and their visiting order.
     dense: see `has_dense_rows`.
+
+    statistics (n, 4): per class the bias, G, lam ||w||_1 + (tau/2) ||w||^2 and the largest violation in the active
+    set. sink takes weights: counts of some classes in turn, and their features (ascending) and values.
     """
 
     parameters: PPDSparseParameters
     seed: int
     order: RowOrder
     dense: bool = False
+    round: int = 0
+
+    @cached_property
+    def penalty(self) -> Penalty:
+        """The numbers of the inner problem."""
+        return penalty_of(self.parameters, self.dense)
+
+    @cached_property
+    def steps(self) -> Steps:
+        """How the round solves."""
+        p = self.parameters
+        return Steps(self.seed, self.round, p.epochs_of(self.round), float(p.tol), float(p.enough(self.round)))
 
     def solve(
         self,
         sets: ActiveSets,
         at: NDArray[np.int64],
         block: CSRBlock,
-        round_: int,
         scratch: Scratch,
         statistics: NDArray[np.float64],
         sink: Sink,
@@ -128,30 +145,21 @@ class Solver:
         """Solve all classes, their active rows being rows `at` of the block; sets.alpha is moved on.
 
         weights: of these classes and the rows of the block.
-        statistics (n, 4): per class the bias, G, lam ||w||_1 + (tau/2) ||w||^2 and the largest violation in the active
-        set. sink takes weights: counts of some classes in turn, and their features (ascending) and values.
         """
-        p = self.parameters
-        n = len(sets.ptr) - 1
-        x, penalty, n_features = CSR.of(block), penalty_of(p, self.dense), len(scratch.local_of)
-        steps = Steps(self.seed, round_, p.epochs_of(round_), float(p.tol), float(p.enough(round_)))
+        n, x, n_features = len(sets.ptr) - 1, CSR.of(block), len(scratch.local_of)
         norms = np.empty(len(x.indptr) - 1)
-        row_squares(x.indptr, x.values, 1.0 if p.bias else 0.0, norms)
+        row_squares(x.indptr, x.values, 1.0 if self.parameters.bias else 0.0, norms)
         lines = np.zeros(0, np.float32)
         if self.dense:
             lines = np.zeros(len(norms) * padded(n_features), np.float32)
             fill_lines(x, padded(n_features), lines)
-        counts = np.zeros(n, np.int64)
-        done = 0
+        counts, done = np.zeros(n, np.int64), 0
+        how = self.order, self.steps, self.penalty, weights, scratch, counts, statistics
         while done < n:
             if self.dense:
-                end, filled = solve_dense_classes(
-                    done, sets, at, lines, norms, self.order, steps, penalty, weights, scratch, counts, statistics
-                )  # fmt: skip
+                end, filled = solve_dense_classes(done, sets, at, lines, norms, *how)
             else:
-                end, filled = solve_classes(
-                    done, sets, at, x, norms, self.order, steps, penalty, weights, scratch, counts, statistics
-                )  # fmt: skip
+                end, filled = solve_classes(done, sets, at, x, norms, *how)
             sink(counts[done:end], scratch.w_features[:filled], scratch.w_values[:filled])
             done = end
 
@@ -161,7 +169,6 @@ class Solver:
         lengths: NDArray[np.int64],
         gather: Gather,
         max_nnz: int,
-        round_: int,
         scratch: Scratch,
         statistics: NDArray[np.float64],
         sink: Sink,
@@ -170,87 +177,89 @@ class Solver:
         """The same for one class of any size: rows are gathered as they are needed, at most max_nnz entries at a time.
 
         lengths: entries of each active row. weights: of the class, and of each active row. gather: its block is renumbered
-        in place. statistics (4,). What does not fit at once is gathered anew in every epoch, a stretch of the
-        visiting order after the other. Same arithmetic in the same order as `solve`, hence the same bits.
+        in place. statistics (4,). Same arithmetic in the same order as `solve`, hence the same bits.
         """
-        p = self.parameters
-        n = len(sets.rows)
-        penalty = of_class(0, weights.classes, penalty_of(p, self.dense))
-        block: tuple[NDArray[np.int64], CSR, NDArray[np.float64], NDArray[np.float64]] | None = None
-        n_local = 0
-        if self.dense:  # margins are sums by feature, so features keep their numbers
-            n_local = len(scratch.local_of)
-            scratch.local_of[:] = scratch.features[:n_local] = np.arange(n_local)
-        asleep = np.zeros(n, np.bool_)
-
-        def stretches(
-            order: NDArray[np.int64],
-        ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], CSR, NDArray[np.float64], NDArray[np.float64]]]:
-            """Stretches of an order that fit: members as ordered, their places in the block, the block, its rows' squared
-            norms and weights.
-            """
-            nonlocal n_local, block
-            ends = np.cumsum(lengths[order])
-            begin = 0
-            while begin < len(order):
-                before = int(ends[begin - 1]) if begin else 0
-                end = max(int(np.searchsorted(ends, before + max_nnz, side="right")), begin + 1)
-                visit = order[begin:end]
-                if block is None or len(block[0]) < n:  # what it has is not all of them
-                    block = None
-                    members = np.sort(visit)
-                    x, squares = CSR.of(gather(sets.rows[members])), np.empty(len(members))
-                    n_local = renumber(
-                        x, scratch.local_of, scratch.features, n_local, 1.0 if p.bias else 0.0, squares
-                    )  # fmt: skip
-                    block = members, x, squares, of_lines(members, weights.rows)
-                yield visit, np.searchsorted(block[0], visit), *block[1:]
-                begin = end
-
-        v0 = 0.0
-        for visit, at, x, _, _ in stretches(np.flatnonzero(sets.alpha)):
-            v0 = add_rows(at, x, sets.sign[visit], sets.alpha[visit], scratch.v, v0)
+        p, steps, n = self.parameters, self.steps, len(sets.rows)
+        penalty = of_class(0, weights.classes, self.penalty)
+        rows = _Gathered(sets.rows, lengths, gather, max_nnz, scratch, weights.rows, p.bias, self.dense)
+        v, v0 = scratch.v, 0.0
+        for visit, at, held in rows.stretches(np.flatnonzero(sets.alpha)):
+            v0 = add_rows(at, held.x, sets.sign[visit], sets.alpha[visit], v, v0)
         if not p.bias:
             v0 = 0.0
-        bar = math.inf
-        order = np.empty(n, np.int64)
-        for epoch in range(p.epochs_of(round_)):
-            if n > self.order.large:
-                stream_order(
-                    sets.rows, self.order.n_samples, self.order.strip_bits, self.seed, round_, epoch, order
-                )  # fmt: skip
-            else:
-                visiting_order(0, n, np.uint64(key_of(self.seed, sets.first_label, round_, epoch)), order)
+        asleep, order, bar = np.zeros(n, np.bool_), np.empty(n, np.int64), math.inf
+        for epoch in range(steps.epochs):
+            n_awake = awake_in_order(sets.first_label, sets.rows, self.order, steps, epoch, asleep, order)
             worst = 0.0
-            for visit, at, x, squares, of_rows in stretches(order[~asleep[order]]):
+            for visit, at, held in rows.stretches(order[:n_awake]):
                 v0, met = descend(
-                    visit, at, x, squares, sets.sign, sets.alpha, asleep, bar, scratch.v, v0, penalty, of_rows
+                    visit, at, held.x, held.squares, sets.sign, sets.alpha, asleep, bar, v, v0, penalty, held.weights
                 )  # fmt: skip
                 worst = max(worst, met)
             bar = worst
-            if worst <= p.tol:
-                if not asleep.any():
+            if worst <= steps.tol:
+                if not wake(asleep, n):
                     break
-                asleep[:] = False
                 bar = math.inf
         inside = 0.0
-        enough = float(p.enough(round_))
-        for visit, at, x, _, of_rows in stretches(np.arange(n)):
-            found = violation(at, x, sets.sign[visit], sets.alpha[visit], scratch.v, v0, penalty, of_rows, enough)
+        for visit, at, held in rows.stretches(np.arange(n)):
+            found = violation(
+                at, held.x, sets.sign[visit], sets.alpha[visit], v, v0, penalty, held.weights, steps.enough
+            )  # fmt: skip
             inside = max(inside, found)
-            if inside > enough:
+            if inside > steps.enough:
                 break
         count, square, kept, bias = take_weights(
-            n_local,
-            scratch.features,
-            scratch.local_of,
-            scratch.v,
-            v0,
-            p.lam,
-            p.tau,
-            scratch.w_features,
-            scratch.w_values,
+            rows.n_local, scratch.features, scratch.local_of, v, v0, p.lam, p.tau, scratch.w_features, scratch.w_values
         )
         dual = dual_terms(sets.sign, sets.alpha, penalty, weights.rows, 0.0)
         statistics[:] = bias, 0.5 * p.tau * square + dual, kept, inside
         sink(np.array([count], np.int64), scratch.w_features[:count], scratch.w_values[:count])
+
+
+class _Held(NamedTuple):
+    """Rows in memory: which of the class's (ascending), with local features, their squared norms and weights."""
+
+    members: NDArray[np.int64]
+    x: CSR
+    squares: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+
+class _Gathered:
+    """The active rows of a class, gathered as they are needed; features are numbered as they are met, n_local so far.
+
+    What does not fit at once is gathered anew in every epoch, a stretch of the visiting order after the other.
+    """
+
+    def __init__(
+        self, rows: NDArray[np.int64], lengths: NDArray[np.int64], gather: Gather, max_nnz: int, scratch: Scratch,
+        weights: NDArray[np.float64], bias: bool, dense: bool,
+    ) -> None:  # fmt: skip
+        self._rows, self._lengths, self._gather, self._max_nnz = rows, lengths, gather, max_nnz
+        self._scratch, self._weights, self._constant = scratch, weights, 1.0 if bias else 0.0
+        self._held: _Held | None = None
+        self.n_local = 0
+        if dense:  # margins are sums by feature, so features keep their numbers
+            self.n_local = len(scratch.local_of)
+            scratch.local_of[:] = scratch.features[: self.n_local] = np.arange(self.n_local)
+
+    def stretches(self, order: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], _Held]]:
+        """Stretches of an order that fit: members as ordered, their places among the rows held, these rows."""
+        ends = np.cumsum(self._lengths[order])
+        begin = 0
+        while begin < len(order):
+            before = int(ends[begin - 1]) if begin else 0
+            end = max(int(np.searchsorted(ends, before + self._max_nnz, side="right")), begin + 1)
+            visit = order[begin:end]
+            held = self._held
+            if held is None or len(held.members) < len(self._rows):  # what it has is not all of them
+                self._held = held = None
+                self._held = held = self._hold(np.sort(visit))
+            yield visit, np.searchsorted(held.members, visit), held
+            begin = end
+
+    def _hold(self, members: NDArray[np.int64]) -> _Held:
+        x, squares, scratch = CSR.of(self._gather(self._rows[members])), np.empty(len(members)), self._scratch
+        self.n_local = renumber(x, scratch.local_of, scratch.features, self.n_local, self._constant, squares)
+        return _Held(members, x, squares, of_lines(members, self._weights))

@@ -16,18 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
+from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import LinearWeights, Unit
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.kernels.active import start_sets
 from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.sizes import search_sizes, search_tiles
 from xmc_stream.ppdsparse.solver import start_sizes, warm_sizes
-from xmc_stream.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, new_unit_state
+from xmc_stream.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, UnitStateWriter, new_unit_state
 from xmc_stream.ppdsparse.statistics import SURE, set_known
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import LABEL_COUNTS
 from xmc_stream.store.names import WINDOW, NamedIds, first_difference
 from xmc_stream.store.nodes import understood
@@ -189,55 +191,61 @@ class StartJob:
         tiles.in_tiles[:] = learned
         drawn = np.where(learned & (found < 0), start_sizes(counts, n_samples), 0)
         drawn[counts + drawn > 2 * _ROWS] = 0  # these are not read at once: the next search brings negatives
-        n_bytes = 0
         with new_unit_state(Path(self.out), last - first, n_samples, n_features) as writer:
             writer.statistics[:, BIAS] = np.where(learned, -1.0, 0.0)
             writer.statistics[:, FRESH] = learned & (found < 0)
             writer.statistics[:, INSIDE] = np.inf  # unknown: no class is done
             heaps = np.where(found >= 0, warm_sizes(counts, self.problem.parameters.added, n_samples), 0)
             writer.statistics[:, ROOM] = heaps
-            no_rows = np.zeros(0, np.int32)
-            low, ends = 0, np.concatenate([[0], np.cumsum(counts + drawn)])
-            while low < len(counts):
-                high = max(low + 1, int(np.searchsorted(ends, ends[low] + _ROWS, side="right")) - 1)
-                if high == low + 1 and not drawn[low]:  # it may be large
-                    writer.active.append(counts[low:high], no_rows, np.zeros(0))
-                    for rows in Y.index_windows(first + low, first + high, _ROWS):
-                        writer.active.append(counts[:0], rows, np.zeros(len(rows)))
-                else:
-                    positives, ptr = Y.block(first + low, first + high), np.zeros(high - low + 1, np.int64)
-                    rows = np.empty(int(ends[high] - ends[low]), np.int64)
-                    start_sets(
-                        positives.indptr,
-                        positives.indices,
-                        drawn[low:high],
-                        first + low,
-                        n_samples,
-                        self.problem.seed,
-                        ptr,
-                        rows,
-                    )
-                    writer.active.append(np.diff(ptr), rows, np.zeros(len(rows)))
-                low = high
-            opened: Unit | None = None
-            for low, high in _runs(found):
-                if found[low] < 0:
-                    writer.weights.append(np.zeros(high - low, np.int64), no_rows, np.zeros(0, np.float32))
-                    tiles.add(np.zeros(high - low, np.int64), no_rows)
-                    continue
-                old = int(found[low])
-                for unit, begin, end in model.parts(old, old + high - low):
-                    if unit != opened:
-                        opened, bias, weights = unit, model.unit_array(unit), model.unit_weights(unit)
-                    at = low + unit.first + begin - old
-                    writer.statistics[at : at + end - begin, BIAS] = bias[begin:end]
-                    before = weights.bytes_read
-                    for w in weights.blocks(max(4 * MIB, 16 * n_features), begin, end):
-                        writer.weights.append(np.diff(w.indptr), w.indices, w.values)
-                        tiles.add(np.diff(w.indptr), w.indices)
-                    n_bytes += weights.bytes_read - before
+            self._write_sets(writer, Y, counts, drawn)
+            n_bytes = self._write_weights(writer, model, found, tiles)
             set_known(writer.statistics, counts, n_samples)
         return {
             "tile_ranges": search_sizes(tiles.ranges, first, heaps, counts + drawn),
             "bytes_read": Y.bytes_read + n_bytes,
         }
+
+    def _write_sets(
+        self, writer: UnitStateWriter, Y: SparseMatrix, counts: NDArray[np.int64], drawn: NDArray[np.int64]
+    ) -> None:
+        """The positives, and so many negatives, some classes at a time."""
+        first, n_samples = self.unit.first, Y.shape[0]
+        low, ends = 0, np.concatenate([[0], np.cumsum(counts + drawn)])
+        while low < len(counts):
+            high = max(low + 1, int(np.searchsorted(ends, ends[low] + _ROWS, side="right")) - 1)
+            if high == low + 1 and not drawn[low]:  # it may be large
+                writer.active.append(counts[low:high], np.zeros(0, np.int32), np.zeros(0))
+                for rows in Y.index_windows(first + low, first + high, _ROWS):
+                    writer.active.append(counts[:0], rows, np.zeros(len(rows)))
+            else:
+                positives, ptr = Y.block(first + low, first + high), np.zeros(high - low + 1, np.int64)
+                rows = np.empty(int(ends[high] - ends[low]), np.int64)
+                start_sets(
+                    positives.indptr, positives.indices, drawn[low:high], first + low, n_samples, self.problem.seed, ptr, rows
+                )  # fmt: skip
+                writer.active.append(np.diff(ptr), rows, np.zeros(len(rows)))
+            low = high
+
+    def _write_weights(
+        self, writer: UnitStateWriter, model: LinearWeights, found: NDArray[np.int64], tiles: TileSizes
+    ) -> int:
+        """The model's weights and biases of the labels found; returns bytes read."""
+        n_bytes, opened = 0, None
+        for low, high in _runs(found):
+            if found[low] < 0:
+                nothing = np.zeros(high - low, np.int64), np.zeros(0, np.int32)
+                writer.weights.append(*nothing, np.zeros(0, np.float32))
+                tiles.add(*nothing)
+                continue
+            old = int(found[low])
+            for unit, begin, end in model.parts(old, old + high - low):
+                if unit != opened:
+                    opened, bias, weights = unit, model.unit_array(unit), model.unit_weights(unit)
+                at = low + unit.first + begin - old
+                writer.statistics[at : at + end - begin, BIAS] = bias[begin:end]
+                before = weights.bytes_read
+                for w in weights.blocks(max(4 * MIB, 16 * weights.shape[0]), begin, end):
+                    writer.weights.append(np.diff(w.indptr), w.indices, w.values)
+                    tiles.add(np.diff(w.indptr), w.indices)
+                n_bytes += weights.bytes_read - before
+        return n_bytes

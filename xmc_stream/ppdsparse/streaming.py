@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, CSRBlock
 from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
 from xmc_stream.linear.kernels.dcd import row_squares
-from xmc_stream.linear.kernels.penalty import Times
+from xmc_stream.linear.kernels.penalty import Ramp, Times
 from xmc_stream.ppdsparse.kernels.stream import (
     ActiveRows,
     Epoch,
@@ -38,9 +38,8 @@ from xmc_stream.ppdsparse.kernels.stream import (
     start_range,
     violation_range,
 )
-from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.solver import penalty_of, ramp_of
-from xmc_stream.ppdsparse.weights import RowWeights
+from xmc_stream.ppdsparse.sets import Weights
+from xmc_stream.ppdsparse.solver import Solver
 from xmc_stream.system.stop import stop_if_unwanted
 
 BUFFERS = 3  # portions in memory: one takes its steps, one is read, one is planned
@@ -76,9 +75,6 @@ class ActiveRowStore(Protocol):
         ...
 
 
-Gather = Callable[[NDArray[np.int64], int], "Callable[[], CSRBlock] | None"]
-Ahead = Callable[[Sequence[tuple[int, int]]], None]
-Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # features, values, bias
 # on a portion, for classes [first, last), with a thread's scratch
 Act = Callable[["Portion", tuple[int, int], GroupScratch], None]
 
@@ -102,6 +98,27 @@ class Portion:
         return self.group.low, self.group.high
 
 
+class Rows(Protocol):
+    """The rows of X that stream by. n_features: of them."""
+
+    n_features: int
+
+    def gather(self, lines: NDArray[np.int64], number: int) -> Callable[[], CSRBlock] | None:
+        """What will read rows (ascending) into buffer 0 .. BUFFERS - 1; None where they are too many at once.
+
+        This is called in one thread and what it gives in another one, so that both go on beside the steps.
+        """
+        ...
+
+    def ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Ranges of rows most of which will come after those that are gathered next."""
+        ...
+
+    def weights(self, lines: NDArray[np.int64]) -> NDArray[np.float64]:
+        """`Times.rows` of rows, asked for in the thread that reads them."""
+        ...
+
+
 class _Buffer:
     """Where one portion is put together."""
 
@@ -114,55 +131,45 @@ class _Buffer:
 class StreamSolver:
     """Solves the classes of a store of active rows; v (n, D) and BUFFERS groups of rows are what it holds.
 
-    gather: gives what will read rows (ascending) of X into buffer 0 .. BUFFERS - 1, or None where they are too many at
-    once. It is called in one thread and what it gives in another one, so that both go on beside the steps. ahead: is
-    told, before that, of ranges of rows most of which will come after these. threads: that share the classes. strip_bits:
-    rows of a strip, log2. of_rows: reads weights of rows, in the thread that reads them; of_classes: see `Times`. dense: see
-    `has_dense_rows`.
+    solver: of the inner problem. of_classes: see `Times`. threads: that share the classes.
     """
 
     def __init__(
-        self, parameters: PPDSparseParameters, seed: int, n_samples: int, n_features: int, strip_bits: int,
-        active: ActiveRowStore, gather: Gather, ahead: Ahead, of_rows: RowWeights, of_classes: NDArray[np.float64],
-        threads: int = 1, dense: bool = False,
-    ) -> None:  # fmt: skip
-        self.parameters, self.seed, self.n_samples, self.strip_bits = parameters, seed, n_samples, strip_bits
-        self.active, self._gather, self._ahead, self.threads = active, gather, ahead, threads
-        self._of_rows, self._of_classes = of_rows, of_classes
-        self.penalty = penalty_of(parameters, dense)
+        self, solver: Solver, active: ActiveRowStore, x: Rows, of_classes: NDArray[np.float64], threads: int = 1
+    ) -> None:
+        self.solver, self.active, self._x, self._of_classes, self.threads = solver, active, x, of_classes, threads
+        self.n_samples, self.strip_bits, self.penalty = solver.order.n_samples, solver.order.strip_bits, solver.penalty
         self.passes = 0  # over the rows
-        self.v, self.v0 = np.zeros((active.n_classes, n_features)), np.zeros(active.n_classes)
-        self._rows = GROUP << strip_bits
+        self.v, self.v0 = np.zeros((active.n_classes, x.n_features)), np.zeros(active.n_classes)
+        self._rows = GROUP << self.strip_bits
         self._buffers, self._free = [_Buffer(number, self._rows) for number in range(BUFFERS)], 0
         self._most_needed = False  # of the rows of the portion before
         self._scratch: SimpleQueue[GroupScratch] = SimpleQueue()  # one for each thread
         for _ in range(threads):
             self._scratch.put(GroupScratch(*(np.empty(self._rows, np.int64) for _ in range(4))))
 
-    def solve(
-        self, round_: int, weights: Iterator[Weights] | None = None, start_slopes: tuple[float, float] = (0.0, 0.0)
-    ) -> NDArray[np.float64]:
+    def solve(self, start: tuple[Iterator[Weights], Ramp] | None = None) -> NDArray[np.float64]:
         """One round of all classes; returns the largest violation inside each active set.
 
-        weights: of a warm start, a class after the other (features, values, bias), which give alpha with start_slopes.
+        start: weights of a warm start, a class after the other, and the ramp that gives alpha by them.
         """
-        p, n = self.parameters, self.active.n_classes
+        steps, n = self.solver.steps, self.active.n_classes
         with (
             ThreadPoolExecutor(self.threads) as self._pool,
             ThreadPoolExecutor(1) as self._reader,
             ThreadPoolExecutor(1) as self._planner,
         ):
-            if weights is not None:
-                self._start(weights, start_slopes)
+            if start is not None:
+                self._start(*start)
             self._work(self._ranges(False), self._add)
-            if not p.bias:
+            if not self.penalty.bias:
                 self.v0[:] = 0.0
             going, bar = np.ones(n, np.bool_), np.full(n, np.inf)
-            for epoch in range(p.epochs_of(round_)):
+            for epoch in range(steps.epochs):
                 worst = np.zeros(n)
-                self._epoch(np.uint64(epoch_key(self.seed, round_, epoch)), Epoch(going, bar, worst))
+                self._epoch(np.uint64(epoch_key(steps.seed, steps.round_, epoch)), Epoch(going, bar, worst))
                 bar[going] = worst[going]
-                ended, sleeping = going & (worst <= p.tol), self.active.sleeping()
+                ended, sleeping = going & (worst <= steps.tol), self.active.sleeping()
                 going &= ~ended | sleeping
                 if not going.any():
                     break
@@ -174,15 +181,14 @@ class StreamSolver:
             def look(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
                 violation_range(
                     *classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
-                    p.enough(round_), scratch.local,
+                    steps.enough, scratch.local,
                 )  # fmt: skip
 
             self._work(self._ranges(True), look)
         return inside
 
-    def _start(self, weights: Iterator[Weights], slopes: tuple[float, float]) -> None:
+    def _start(self, weights: Iterator[Weights], ramp: Ramp) -> None:
         """alpha from the margins that given weights leave; they stand in v meanwhile. 0 of a class without weights."""
-        ramp = ramp_of(self.parameters, slopes)
         bias = np.zeros(self.active.n_classes)
         for c, (features, values, b) in enumerate(weights):
             self.v[c, features], bias[c] = values, b if len(features) else np.nan
@@ -235,7 +241,7 @@ class StreamSolver:
         for start in range(0, self.n_samples, self._rows):
             stop = min(start + self._rows, self.n_samples)
             if self._most_needed and stop < self.n_samples:
-                self._ahead([(stop, min(stop + self._rows, self.n_samples))])
+                self._x.ahead([(stop, min(stop + self._rows, self.n_samples))])
             yield from self._of_range(self.active.take([(start, stop)]), all_, start, stop)
 
     def _of_range(self, taken: Taken, all_: bool, start: int, stop: int) -> Iterator[Future[Portion]]:
@@ -249,7 +255,7 @@ class StreamSolver:
         if not len(marked):
             return
         buffer.local_of[marked] = np.arange(len(marked), dtype=np.int32)
-        read = self._gather(marked + start, buffer.number)
+        read = self._x.gather(marked + start, buffer.number)
         if read is None:
             middle = (start + stop) // 2
             yield from self._of_range(taken, all_, start, middle)
@@ -269,7 +275,7 @@ class StreamSolver:
         for first in range(0, n_strips, GROUP):
             strips = np.sort(order[first : first + GROUP])
             if self._most_needed and first + GROUP < n_strips:
-                self._ahead(self._rows_of(np.sort(order[first + GROUP : first + 2 * GROUP])))
+                self._x.ahead(self._rows_of(np.sort(order[first + GROUP : first + 2 * GROUP])))
             taken = self.active.take(self._rows_of(strips))
             group = Group(strips, slots[strips], self.strip_bits, key, 0, self._rows)
             yield from self._of_group(taken, group, going)
@@ -288,7 +294,7 @@ class StreamSolver:
         self._most_needed = 2 * n > len(strips) << self.strip_bits
         if not n:
             return
-        read = self._gather(buffer.lines[:n], buffer.number)
+        read = self._x.gather(buffer.lines[:n], buffer.number)
         if read is None:
             middle = (group.low + group.high) // 2
             yield from self._of_group(taken, group._replace(high=middle), going)
@@ -308,7 +314,7 @@ class StreamSolver:
             squares = np.empty(len(x.indptr) - 1 if len(group.strips) else 0)
             if len(group.strips):
                 row_squares(x.indptr, x.values, 1.0 if self.penalty.bias else 0.0, squares)
-            times = Times(self._of_classes, self._of_rows.of(lines))
+            times = Times(self._of_classes, self._x.weights(lines))
             return Portion(taken, group, RowsAtHand(buffer.local_of, x, squares, times))
 
         return self._reader.submit(make)

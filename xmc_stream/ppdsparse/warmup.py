@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.linear.implied import implied_of
+from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.weights import Unit
-from xmc_stream.ppdsparse.active_rows import rows_on_disk
+from xmc_stream.methods.contract import Task
+from xmc_stream.ppdsparse.groups import guide_weight, implied_margin
 from xmc_stream.ppdsparse.large_classes import LargeClasses
 from xmc_stream.ppdsparse.parameters import EXACT, NARROW, PPDSparseParameters
 from xmc_stream.ppdsparse.plan import StreamRoom
-from xmc_stream.ppdsparse.problem import Problem
+from xmc_stream.ppdsparse.problem import Found, Problem, Share
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan, fewer_weights
+from xmc_stream.ppdsparse.sets import RoundSets, Weights
+from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, ramp_of, row_order
 from xmc_stream.ppdsparse.spill import SpilledRows
 from xmc_stream.ppdsparse.state import new_unit_state
-from xmc_stream.ppdsparse.weights import LossWeights
+from xmc_stream.ppdsparse.weights import LossWeights, ShareWeights
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows
@@ -46,6 +52,21 @@ class PPDSparseWarmUp(WarmUp):
     fours: bool = False
     lifts: bool = False
     all_rows: bool = False
+
+    @classmethod
+    def of(cls, task: Task) -> PPDSparseWarmUp:
+        """Of a training whose classes have active sets."""
+        p, d = task.parameters, task.dataset
+        shape, nnz = (d.n_samples, d.n_features), d.X_rows().nnz
+        return cls(
+            p,
+            again=task.warm_start is not None and task.start_state is None,
+            large=d.n_samples > row_order(d.n_samples, nnz).large,
+            guided=guide_weight(p, d) > 0,
+            dense=has_dense_rows(*shape, nnz),
+            fours=in_fours(*shape, nnz),
+            lifts=implied_margin(p, d) is not None,
+        )
 
     @property
     def seconds(self) -> float:
@@ -113,23 +134,32 @@ class PPDSparseWarmUp(WarmUp):
 
     def _stream(self, dataset: Dataset, parameters: PPDSparseParameters, path: Path) -> None:
         """Solve class 0 with all rows streaming by."""
-        n, d = dataset.n_samples, dataset.n_features
-        sign = np.where(np.arange(n) < 3, 1, -1).astype(np.int8)
-        active = ActiveSets(0, np.array([0, n]), np.arange(n), sign, np.where(sign > 0, 0.5, 0.0))
-        solver = LargeClasses(
-            parameters, 0, 0, RowOrder(n, 0, 1), dataset.X_rows(), StreamRoom(64, MIB, 1, d, 1.0, n), False, lambda c: active,
-            lambda c, folder: rows_on_disk(
-                folder, np.zeros(1, np.uint64), np.empty(1, np.int32), n, 0, 0, dataset.Y_columns(), n, None, iter(()), False
-            ),
-            (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, (1.0, 1.0),
-            path / "active", LossWeights(None, n), np.empty((0, 2)),
+        n, d, k = dataset.n_samples, dataset.n_features, dataset.n_labels
+        problem = Problem(str(dataset.path), parameters, 0, MemoryPlan(2**40, 256 * MIB, 1), LossWeights(None, n))
+        sets = _AllRows(problem, dataset, 0, Share(0, k, Unit(0, k)), None, Found())
+        weights, ramp = ShareWeights(problem.weights, dataset, 0, k), ramp_of(parameters, (1.0, 1.0))
+        large = LargeClasses(
+            Solver(parameters, 0, RowOrder(n, 0, 1)), sets, dataset.X_rows(), StreamRoom(64, MIB, 1, d, 1.0, n), weights,
+            ramp if self.again else None, path / "active",
         )  # fmt: skip
         spilled = SpilledRows(path / "spilled", 1, n, 1)
-        spilled.put(0, active, False)
+        spilled.put(0, sets.of(0, 1), False)
         spilled.arrange()
         spilled.give_back(spilled.take([(0, n)]))
         spilled.wake(np.ones(1, np.bool_))
         spilled.close()
         for name, size in (("memory", n), ("disk", MIB)):  # the second is said to be too large for memory
             with new_unit_state(path / name, 1, n, d) as writer:
-                solver.solve(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), writer)
+                large.solve(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), writer)
+
+
+class _AllRows(RoundSets):
+    """All rows are active, and some have alpha > 0."""
+
+    def of(self, low: int, high: int) -> ActiveSets:
+        n = self.n_samples
+        sign = np.where(np.arange(n) < 3, 1, -1).astype(np.int8)
+        return ActiveSets(0, np.array([0, n]), np.arange(n), sign, np.where(sign > 0, 0.5, 0.0))
+
+    def start_weights(self, classes: NDArray[np.int64]) -> Iterator[Weights]:
+        yield np.arange(1), np.ones(1, np.float32), 0.0

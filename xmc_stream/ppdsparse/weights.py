@@ -91,6 +91,22 @@ class RowWeights:
         return ONCE.rows if self._array is None else self._array.read(start, stop)
 
 
+class ShareWeights:
+    """How many times C counts for a share's classes, which count from its first, and for rows; for one thread at a time."""
+
+    def __init__(self, weights: LossWeights, dataset: Dataset, first: int, last: int) -> None:
+        self._weights, self.of_classes = weights, weights.of_classes(dataset, first, last)
+        self.of_rows = RowWeights(weights)
+
+    def of(self, classes: slice | NDArray[np.int64]) -> NDArray[np.float64]:
+        """`Times.classes` of some classes."""
+        return self.of_classes[classes] if len(self.of_classes) else self.of_classes
+
+    def reader(self) -> RowWeights:
+        """Of rows, for another thread."""
+        return RowWeights(self._weights)
+
+
 def check_weights(parameters: PPDSparseParameters, dataset: Dataset, given: Given | None) -> None:
     """Raise InputError where `class_weight` and the weights given do not go together, or not with the dataset."""
     if given is not None:
