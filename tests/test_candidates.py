@@ -13,8 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.ppdsparse import candidates, state
-from xmc_stream.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
-from xmc_stream.ppdsparse.state import new_candidates
+from xmc_stream.ppdsparse.candidates import (
+    CandidateFile,
+    candidate_windows,
+    new_candidates,
+    read_candidates,
+    select_threshold,
+)
 
 N = 400  # rows of the data
 SCORES = st.one_of(

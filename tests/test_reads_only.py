@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.predict import PredictJob, PredictRun
+from xmc_stream.ppdsparse.candidates import CandidateRows
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.ppdsparse.search import SearchJob
-from xmc_stream.ppdsparse.state import CandidateRows
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset, open_dataset

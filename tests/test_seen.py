@@ -302,8 +302,7 @@ def test_a_plan_that_does_not_fit_ends_with_one_limit_and_exit_code_1(
 
 
 def test_a_gap_that_rounding_hides_ends_a_class() -> None:
-    from xmc_stream.ppdsparse.state import DONE, DUAL, INSIDE, KEPT, N_STATISTICS, STATUS
-    from xmc_stream.ppdsparse.statistics import update_statistics
+    from xmc_stream.ppdsparse.state import DONE, DUAL, INSIDE, KEPT, N_STATISTICS, STATUS, update_statistics
 
     p = PPDSparseParameters(C=1.0, positive_weight=1.0, max_rounds=None, tol=1e-5)
     statistics = np.zeros((4, N_STATISTICS))

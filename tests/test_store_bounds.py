@@ -25,8 +25,8 @@ from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.model import load_model
 from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment, new_tables, stored_tables
-from xmc_stream.ppdsparse.candidates import CandidateFile, read_candidates
-from xmc_stream.ppdsparse.state import UnitState, new_candidates, new_unit_state
+from xmc_stream.ppdsparse.candidates import CandidateFile, new_candidates, read_candidates
+from xmc_stream.ppdsparse.state import UnitState, new_unit_state
 from xmc_stream.store import matrix as matrix_file
 from xmc_stream.store.chunks import are_apart
 from xmc_stream.store.dataset import Dataset, open_dataset

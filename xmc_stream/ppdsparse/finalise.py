@@ -17,8 +17,18 @@ from xmc_stream.linear.weights import HALF_LEAST, Unit, half_holds, new_unit
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.candidates import CandidateFile
 from xmc_stream.ppdsparse.problem import Problem
-from xmc_stream.ppdsparse.state import BIAS, DUAL, EMPTY, INSIDE, KEPT, LOSS, OUTSIDE, STATUS, UnitState
-from xmc_stream.ppdsparse.statistics import update_statistics
+from xmc_stream.ppdsparse.state import (
+    BIAS,
+    DUAL,
+    EMPTY,
+    INSIDE,
+    KEPT,
+    LOSS,
+    OUTSIDE,
+    STATUS,
+    UnitState,
+    update_statistics,
+)
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset

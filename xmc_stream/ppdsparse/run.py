@@ -32,8 +32,7 @@ from xmc_stream.ppdsparse.problem import Found
 from xmc_stream.ppdsparse.rounds import BROUGHT, Rounds
 from xmc_stream.ppdsparse.scale import least_weight
 from xmc_stream.ppdsparse.start import MatchJob, StartJob, match_bytes, say_matched
-from xmc_stream.ppdsparse.state import UnitState
-from xmc_stream.ppdsparse.statistics import open_gap, update_statistics
+from xmc_stream.ppdsparse.state import UnitState, open_gap, update_statistics
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.store.model import HALVES
 from xmc_stream.store.places import make_folder

@@ -20,6 +20,7 @@ from xmc_stream.linear.kernels.scores import Tile
 from xmc_stream.linear.tiles import make_tile, tile_width
 from xmc_stream.linear.weights import Unit
 from xmc_stream.models.cache import shared_cache
+from xmc_stream.ppdsparse.candidates import CandidateWriter, new_candidates
 from xmc_stream.ppdsparse.kernels.active import count_below
 from xmc_stream.ppdsparse.kernels.sample import count_work, cut_small, keep_large, sparsify
 from xmc_stream.ppdsparse.kernels.search import (
@@ -37,7 +38,7 @@ from xmc_stream.ppdsparse.kernels.search import (
 )
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
 from xmc_stream.ppdsparse.problem import Problem
-from xmc_stream.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, CandidateWriter, UnitState, new_candidates
+from xmc_stream.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, UnitState
 from xmc_stream.ppdsparse.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array

@@ -31,10 +31,13 @@ from xmc_stream.ppdsparse.state import (
     OPEN,
     ROOM,
     STATUS,
+    SURE,
     UnitState,
+    close_classes,
     new_unit_state,
+    set_known,
+    update_statistics,
 )
-from xmc_stream.ppdsparse.statistics import SURE, close_classes, set_known, update_statistics
 from xmc_stream.ppdsparse.weights import ShareWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset

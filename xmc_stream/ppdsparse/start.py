@@ -23,8 +23,7 @@ from xmc_stream.ppdsparse.kernels.active import start_sets
 from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.sizes import search_sizes, search_tiles
 from xmc_stream.ppdsparse.solver import start_sizes, warm_sizes
-from xmc_stream.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, UnitStateWriter, new_unit_state
-from xmc_stream.ppdsparse.statistics import SURE, set_known
+from xmc_stream.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, SURE, UnitStateWriter, new_unit_state, set_known
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.chunks import read_small
