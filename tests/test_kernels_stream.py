@@ -62,15 +62,16 @@ def test_a_group_of_runs_is_visited_before_the_next_one_begins() -> None:
 
 
 class Streamed:
-    """Rows in memory, with their times."""
+    """Rows in memory, with their times, in the place of `StreamedRows`."""
 
     def __init__(
         self, n_features: int, gather: Callable[[NDArray[np.int64], int], Callable[[], Rows] | None],
         ahead: Callable[[Any], None] = lambda ranges: None, times: NDArray[np.float64] = ONCE.rows,
     ) -> None:  # fmt: skip
-        self.n_features, self.gather, self.ahead, self.times = n_features, gather, ahead, times
+        self.n_features, self.gather, self.ahead, self.weights = n_features, gather, ahead, self
+        self.times = times
 
-    def weights(self, lines: NDArray[np.int64]) -> NDArray[np.float64]:
+    def of(self, lines: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.times[lines] if len(self.times) else self.times
 
 

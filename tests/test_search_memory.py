@@ -12,9 +12,10 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.linear.tiles import TileRange
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.plan import SearchSize, search_needs
+from xmc_stream.ppdsparse.plan import search_needs
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.ppdsparse.search import SearchJob
+from xmc_stream.ppdsparse.sizes import SearchSize
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +13,6 @@ from xmc_stream.linear.kernels.penalty import Times
 from xmc_stream.ppdsparse.kernels.active import drop_idle
 from xmc_stream.ppdsparse.kernels.balance import start_alpha, start_scores
 from xmc_stream.ppdsparse.plan import SolvePlan
-from xmc_stream.ppdsparse.problem import Start
 from xmc_stream.ppdsparse.sets import RoundSets
 from xmc_stream.ppdsparse.sizes import CountedWriter
 from xmc_stream.ppdsparse.solver import Sink, Solver, dense_bytes, ramp_of
@@ -24,12 +25,13 @@ from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
 class Batches:
     """Solves classes of a share, which count from its first; `out` gets them in turn.
 
-    sets: their active sets. weights: of them in the loss. start: of a warm start's first round.
+    sets: their active sets. weights: of them in the loss. start: what the model of a warm start was trained
+    with, in the first round.
     """
 
     def __init__(
-        self, solver: Solver, sets: RoundSets, X: SparseMatrix, sizes: SolvePlan, weights: ShareWeights, start: Start | None,
-        out: CountedWriter,
+        self, solver: Solver, sets: RoundSets, X: SparseMatrix, sizes: SolvePlan, weights: ShareWeights,
+        start: Mapping[str, float] | None, out: CountedWriter,
     ) -> None:  # fmt: skip
         self.solver, self.sets, self.X, self.sizes, self.weights = solver, sets, X, sizes, weights
         self.start, self.out, self.n_features = start, out, X.shape[1]
@@ -159,22 +161,23 @@ class Batches:
                 CSR.of(w), biases[w.start : w.start + w.n], ptr, at[mine], CSR.of(block), dense, sets.alpha[mine]
             )
 
-    def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], times: Times, start: Start) -> None:
+    def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], times: Times, start: Mapping[str, float]) -> None:
         """alpha from the scores in its place: it gives each class tau times the bias of its start, 0 to one without weights.
 
         at: places of the rows in `times`. Large classes stay as they are, also where memory holds them: as X streams by,
         they are too many to look at twice.
         """
         p, n, previous = self.solver.parameters, len(sets.ptr) - 1, self.sets.previous
+        tau = start.get("tau", 0.0)  # 0 where the model's bias is none of a dual
         if previous is None:
             return
         low = self.sets.line + sets.first_label - self.sets.first
-        wanted = start.tau * previous.statistics[low : low + n, BIAS]
+        wanted = tau * previous.statistics[low : low + n, BIAS]
         wanted[np.diff(previous.weights.ends(low, low + n)) == 0] = np.nan
-        follows = p.bias and p.loss == "squared_hinge" and start.tau > 0  # the hinge's alpha does not
+        follows = p.bias and p.loss == "squared_hinge" and tau > 0  # the hinge's alpha does not
         unshifted = np.diff(sets.ptr) > self.solver.order.large if follows else np.full(n, True)
         wanted[unshifted & ~np.isnan(wanted)] = np.inf
-        start_alpha(sets.ptr, sets.sign, at, wanted, ramp_of(p, start.slopes), times, sets.alpha)
+        start_alpha(sets.ptr, sets.sign, at, wanted, ramp_of(p, start), times, sets.alpha)
 
 
 def _range(sets: ActiveSets, a: int, b: int) -> ActiveSets:

@@ -32,19 +32,17 @@ from xmc_stream.ppdsparse.groups import (
 )
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import (
-    INTERVALS,
     SCATTER,
-    SearchSize,
     SolvePlan,
     choose_streamed,
     class_blocks,
-    held_rows,
     longest_of,
     search_needs,
     search_parts,
     search_ranges,
 )
 from xmc_stream.ppdsparse.shares import solve_plan
+from xmc_stream.ppdsparse.sizes import INTERVALS, SearchSize, held_rows
 from xmc_stream.ppdsparse.solver import added_sizes, row_order, start_sizes, warm_sizes
 from xmc_stream.ppdsparse.start import match_bytes
 from xmc_stream.ppdsparse.state import WRITER_BYTES

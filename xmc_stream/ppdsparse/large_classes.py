@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import MemoryLimitError
 from xmc_stream.linear.kernels.dcd import dual_terms, take_weights
 from xmc_stream.linear.kernels.penalty import Ramp, of_class
 from xmc_stream.ppdsparse.active_rows import DiskRows, MemoryRows, rows_on_disk
@@ -21,48 +18,13 @@ from xmc_stream.ppdsparse.sets import RoundSets
 from xmc_stream.ppdsparse.solver import Solver
 from xmc_stream.ppdsparse.spill import SpilledRows
 from xmc_stream.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
-from xmc_stream.ppdsparse.streaming import BUFFERS, StreamSolver
+from xmc_stream.ppdsparse.streaming import StreamedRows, StreamSolver
 from xmc_stream.ppdsparse.weights import ShareWeights
 from xmc_stream.runtime.plan import MIB
-from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
+from xmc_stream.store.matrix import SparseMatrix
 
 _STEP = MIB // 8  # active rows whose weights are read at a time
 AnyRows = MemoryRows | SpilledRows | DiskRows
-
-
-class _Rows:
-    """The rows of X, read as they stream by; see `streaming.Rows`."""
-
-    def __init__(self, X: SparseMatrix, room: StreamRoom, weights: ShareWeights) -> None:
-        self.X, self.n_features, self._room = X, X.shape[1], room
-        self._buffers = [Buffer(X, min(room.nnz, X.nnz)) for _ in range(BUFFERS)]
-        self._lookup = SparseMatrix(X.path)  # looks rows up, in another thread than the one that reads them
-        self._weights = weights.reader()
-        self.beside: Executor | None = None  # reads values where a job has several threads
-
-    @property
-    def bytes_read(self) -> int:
-        """Beside what was read of X by way of the matrix given."""
-        return self._lookup.bytes_read
-
-    def gather(self, lines: NDArray[np.int64], number: int) -> Callable[[], Block] | None:
-        spans, most = self._lookup.lengths(lines), self._room.nnz
-        total = int(spans[1].sum())
-        if total <= most:
-            return partial(self.X.gather, lines, self._buffers[number], spans, self.beside)
-        if len(lines) == 1:
-            raise MemoryLimitError(
-                f"row {lines[0]} of {self.X.path} has {total} entries, more than the "
-                f"{most} planned for: raise --memory-limit or lower --threads"
-            )
-        return None
-
-    def ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
-        for start, stop in ranges:
-            self._lookup.will_need(start, stop)
-
-    def weights(self, lines: NDArray[np.int64]) -> NDArray[np.float64]:
-        return self._weights.of(lines)
 
 
 class LargeClasses:
@@ -78,14 +40,9 @@ class LargeClasses:
     ) -> None:  # fmt: skip
         self.solver, self.sets, self.X, self.room, self.scratch = solver, sets, X, room, scratch
         self._weights, self._ramp = weights, ramp
-        self._rows = _Rows(X, room, weights)
+        self.rows = StreamedRows(X, room.nnz, weights.reader())
         self.fresh = self.used = 0
         self.passes = 0
-
-    @property
-    def bytes_read(self) -> int:
-        """Beside what was read of X by way of the matrix given."""
-        return self._rows.bytes_read
 
     def solve(
         self,
@@ -104,7 +61,7 @@ class LargeClasses:
             mine = slice(begin, end)
             fits = self.room.bytes(n_active[mine], n_found[mine], spilled) <= self.room.classes
             with ExitStack() as stack:
-                self._rows.beside = stack.enter_context(ThreadPoolExecutor(1)) if self.room.threads > 1 else None
+                self.rows.beside = stack.enter_context(ThreadPoolExecutor(1)) if self.room.threads > 1 else None
                 shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
                 stack.callback(shutil.rmtree, self.scratch, ignore_errors=True)
                 active = self._active(classes[mine], n_active[mine], fits, spilled)
@@ -133,7 +90,7 @@ class LargeClasses:
         self, classes: NDArray[np.int64], active: AnyRows, line: int, writer: UnitStateWriter, kept: NDArray[np.int64]
     ) -> None:
         of_classes = self._weights.of(classes)
-        stream = StreamSolver(self.solver, active, self._rows, of_classes, min(self.room.threads, len(classes)))
+        stream = StreamSolver(self.solver, active, self.rows, of_classes, min(self.room.threads, len(classes)))
         inside = stream.solve((self.sets.start_weights(classes), self._ramp) if self._ramp else None)
         self.passes += stream.passes
         if isinstance(active, SpilledRows):

@@ -9,15 +9,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.order import GROUP, RowOrder
-from xmc_stream.linear.tiles import TileRange, widest
+from xmc_stream.linear.tiles import widest
 from xmc_stream.ppdsparse.kernels.search import BINS, SPARE
+from xmc_stream.ppdsparse.sizes import INTERVALS, SearchSize
 from xmc_stream.ppdsparse.solver import ROW_BYTES
 from xmc_stream.ppdsparse.streaming import BUFFERS
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges
@@ -36,8 +36,6 @@ _HELD_PASSES = 2  # of streaming take one thread as long as holding the classes 
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
 _CLASS_BYTES = 160  # of a class in a search beside its tile and what it finds: some 17 numbers
 _SEARCH_ROWS = 131072  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
-# rows of an interval of a search job, if it is not all of its rows
-INTERVALS = tuple(4096 << k for k in range(0, 10, 2))
 _MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
 
 
@@ -196,20 +194,6 @@ def choose_streamed(
     streams_less = bool(sizes.room.passes(n_active, epochs, nnz) * nnz < gathered)
     shared = sizes.room.threads > 1 and epochs + 2 <= _HELD_PASSES * sizes.room.threads
     return np.asarray(~fits | streams_less | shared)
-
-
-def held_rows(sizes: NDArray[Any]) -> list[int]:
-    """How many rows some classes with so many rows hold at a time: for each of INTERVALS, and where an interval is all rows."""
-    return [*(int(np.minimum(sizes, interval).sum()) for interval in INTERVALS), int(sizes.sum())]
-
-
-@dataclass(frozen=True)
-class SearchSize:
-    """What a search needs for some classes of a unit: their tile; rows wanted, and of active sets, as `held_rows`."""
-
-    span: TileRange
-    wanted: Sequence[int]
-    active: Sequence[int]
 
 
 @dataclass(frozen=True)

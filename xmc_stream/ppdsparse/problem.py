@@ -53,13 +53,3 @@ class Found:
         """The files that hold some of classes [first, last)."""
         mine = tuple(file for file in self.files if file.first < last and file.last > first)
         return Found(mine, self.kind, self.n_classes)
-
-
-class Start(NamedTuple):
-    """What alpha is set from as a warm start begins.
-
-    slopes: see `PPDSparseParameters.start_slopes`. tau: of the model, 0 where its bias is none of a dual.
-    """
-
-    slopes: tuple[float, float]
-    tau: float

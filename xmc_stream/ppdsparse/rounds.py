@@ -19,19 +19,12 @@ from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.candidates import CandidateFile
 from xmc_stream.ppdsparse.outline import Outline, part_of
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
-from xmc_stream.ppdsparse.plan import (
-    SearchSize,
-    SolvePlan,
-    class_blocks,
-    longest_of,
-    search_interval,
-    search_parts,
-    search_ranges,
-)
-from xmc_stream.ppdsparse.problem import Found, Problem, Share, Start
+from xmc_stream.ppdsparse.plan import SolvePlan, class_blocks, longest_of, search_interval, search_parts, search_ranges
+from xmc_stream.ppdsparse.problem import Found, Problem, Share
 from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.ppdsparse.shares import JoinSharesJob, remove_shares, solve_plan
+from xmc_stream.ppdsparse.sizes import SearchSize
 from xmc_stream.ppdsparse.solve import SolveJob
 from xmc_stream.ppdsparse.start import weights_of_terms
 from xmc_stream.ppdsparse.weights import LossWeights
@@ -154,12 +147,12 @@ class Rounds:
         return solve_plan(self.dataset, self.plan, p, bool(self.warm_start), self.units, self.weights.of_samples)
 
     def _solve_job(self, round_: int, found: Found, share: Share, sizes: SolvePlan) -> SolveJob:
-        start, warm = None, bool(self.warm_start)
-        if warm and not round_:
-            start = Start(self.parameters.start_slopes(self.terms), self.terms.get("tau", 0.0))
+        warm = bool(self.warm_start)
         previous = str(self.state(f"solve-{round_ - 1}", share.unit.name)) if round_ or warm else ""
         mine, out = found.of(share.first, share.last), str(self.state(f"solve-{round_}", share.name))
-        return SolveJob(self.problem, round_, share, previous, mine, out, sizes, start)
+        return SolveJob(
+            self.problem, round_, share, previous, mine, out, sizes, self.terms if warm and not round_ else None
+        )
 
     def _join_jobs(self, round_: int, shares: Sequence[Share], told: Mapping[str, Receipt]) -> Iterator[JoinSharesJob]:
         """One for each unit that was solved in shares. told: receipts of these, those that this session has."""

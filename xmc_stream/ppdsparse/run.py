@@ -64,7 +64,7 @@ class PPDSparseRun(Rounds):
         for round_ in itertools.count(1):
             found = yield from self._search(round_, solves)
             if not self._pays(round_, found, solves):
-                break
+                break  # the search was the check: it says losses and gaps of all classes
             solves = yield from self.solve(round_, found)
         return (yield from self._finalise(round_, found, solves))
 
@@ -122,10 +122,11 @@ class PPDSparseRun(Rounds):
         p = self.parameters
         if not guide_weight(p, self.dataset):
             return []
-        out = str(self.work / GUIDE)
-        job: Job = GroupsJob(self.problem, least_weight(p, self.dataset), out)
+        job: Job
         if self._keeps_groups():
-            job = KeepGroupsJob(self.problem, self.warm_start, self._matched, out)
+            job = KeepGroupsJob(self.problem, self.warm_start, self._matched, str(self.work / GUIDE))
+        else:
+            job = GroupsJob(self.problem, least_weight(p, self.dataset), str(self.work / GUIDE))
         if groups_run_beside(self.plan, self.dataset, p, self.solve_plan(0)[1].beside):
             return [job]
         yield Phase("groups of labels", [job], gathers=True)

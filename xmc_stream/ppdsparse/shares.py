@@ -150,17 +150,16 @@ def solve_plan(
 ) -> tuple[list[Share], SolvePlan]:  # fmt: skip
     """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little."""
     whole = whole_units(units)
-    shares, beside = cut_shares(units, dataset, plan, bool(parameters.all_rows))
-    if shares != whole:
-        # as many jobs as threads need more memory than one: where it is not there, one does it all
+    cut = cut_shares(units, dataset, plan, bool(parameters.all_rows))
+    # as many jobs as threads need more memory than one: where it is not there, one does it all
+    ways = [*([cut] if cut[0] != whole else []), (whole, min(plan.threads, len(whole)))]
+    if parameters.all_rows:  # it may hold all rows once, where it cannot for each thread
+        ways.append((whole, 1))
+    for shares, beside in ways[:-1]:
         with suppress(MemoryLimitError):
             return shares, _plan_of(plan, dataset, parameters, warm_start, shares, beside, of_samples)
-    beside = min(plan.threads, len(whole))
-    if parameters.all_rows:  # it may hold all rows once, where it cannot for each thread
-        with suppress(MemoryLimitError):
-            return whole, _plan_of(plan, dataset, parameters, warm_start, whole, beside, of_samples)
-        beside = 1
-    return whole, _plan_of(plan, dataset, parameters, warm_start, whole, beside, of_samples)
+    shares, beside = ways[-1]
+    return shares, _plan_of(plan, dataset, parameters, warm_start, shares, beside, of_samples)
 
 
 def _plan_of(

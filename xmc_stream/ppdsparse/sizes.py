@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import astuple, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,29 @@ from numpy.typing import NDArray
 
 from xmc_stream.linear.tiles import EIGHTH, TileRange, TileSizes
 from xmc_stream.linear.weights import Unit
-from xmc_stream.ppdsparse.plan import held_rows
 from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.search import fewer_weights
 from xmc_stream.ppdsparse.state import UnitState, UnitStateWriter
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
+
+# rows of an interval of a search job, if it is not all of its rows
+INTERVALS = tuple(4096 << k for k in range(0, 10, 2))
+
+
+def held_rows(sizes: NDArray[Any]) -> list[int]:
+    """How many rows some classes with so many rows hold at a time: for each of INTERVALS, and where an interval is all rows."""
+    return [*(int(np.minimum(sizes, interval).sum()) for interval in INTERVALS), int(sizes.sum())]
+
+
+@dataclass(frozen=True)
+class SearchSize:
+    """What a search needs for some classes of a unit: their tile; rows wanted, and of active sets, as `held_rows`."""
+
+    span: TileRange
+    wanted: Sequence[int]
+    active: Sequence[int]
 
 
 def search_tiles(unit: Unit, n_features: int, occurrences: NDArray[np.int64] | None = None) -> TileSizes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from xmc_stream.ppdsparse.batches import Batches
 from xmc_stream.ppdsparse.large_classes import LargeClasses
 from xmc_stream.ppdsparse.parameters import EXACT
 from xmc_stream.ppdsparse.plan import SolvePlan, choose_streamed
-from xmc_stream.ppdsparse.problem import Found, Problem, Share, Start
+from xmc_stream.ppdsparse.problem import Found, Problem, Share
 from xmc_stream.ppdsparse.sets import RoundSets
 from xmc_stream.ppdsparse.sizes import CountedWriter, NextSearch
 from xmc_stream.ppdsparse.solver import Solver, added_sizes, has_dense_rows, ramp_of, row_order, start_sizes
@@ -52,7 +53,8 @@ class SolveJob:
     """One round of one unit, or of a share of it.
 
     previous: the unit's state after the round before; in round 0 that of a warm start, or "". found: by the search before.
-    out: the state of the share. start: of a warm start's first round, else None.
+    out: the state of the share. start: what the model of a warm start was trained with, in its first
+    round; else None.
     """
 
     problem: Problem
@@ -62,7 +64,7 @@ class SolveJob:
     found: Found
     out: str
     sizes: SolvePlan
-    start: Start | None
+    start: Mapping[str, float] | None
 
     @property
     def key(self) -> str:
@@ -215,11 +217,16 @@ class _ShareSolve:
             classes = classes[chosen]
         if not len(classes) or room is None:
             return classes, None
-        path, ramp = self._scratch("large"), ramp_of(solver.parameters, job.start.slopes) if job.start else None
+        path, ramp = self._scratch("large"), None if job.start is None else ramp_of(solver.parameters, job.start)
         with new_unit_state(path, len(classes), *self.shape, durable=False) as lines:
             large = LargeClasses(solver, self.sets, self.X, room, self.weights, ramp, self._scratch("active"))
             self.kept[classes] = large.solve(classes, self.n_active[classes], n_found[classes], lines)
-        self.fresh, self.used, self.passes, self.looked_up = large.fresh, large.used, large.passes, large.bytes_read
+        self.fresh, self.used, self.passes, self.looked_up = (
+            large.fresh,
+            large.used,
+            large.passes,
+            large.rows.bytes_read,
+        )
         of_round = [BIAS, DUAL, KEPT, INSIDE]
         known[classes[:, None], of_round] = lines.statistics[:, of_round]
         return classes, UnitState(path, len(classes), *self.shape)

@@ -13,7 +13,7 @@ the inner problem. Parameters, rounds, files and memory are in `ppdsparse.parame
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -94,9 +94,9 @@ def penalty_of(parameters: PPDSparseParameters, dense: bool = False) -> Penalty:
     return Penalty(float(p.lam), float(p.tau), h2, upper, h2_positive, upper_positive, p.bias, dense)
 
 
-def ramp_of(parameters: PPDSparseParameters, slopes: tuple[float, float]) -> Ramp:
-    """A warm start's alpha, by `PPDSparseParameters.start_slopes`."""
-    penalty = penalty_of(parameters)
+def ramp_of(parameters: PPDSparseParameters, of_model: Mapping[str, float]) -> Ramp:
+    """A warm start's alpha, see `PPDSparseParameters.start_slopes`."""
+    penalty, slopes = penalty_of(parameters), parameters.start_slopes(of_model)
     return Ramp(slopes[0], penalty.upper, slopes[1], penalty.upper_positive)
 
 

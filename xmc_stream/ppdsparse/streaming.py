@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, CSRBlock
 from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
 from xmc_stream.linear.kernels.dcd import row_squares
@@ -40,6 +41,8 @@ from xmc_stream.ppdsparse.kernels.stream import (
 )
 from xmc_stream.ppdsparse.sets import Weights
 from xmc_stream.ppdsparse.solver import Solver
+from xmc_stream.ppdsparse.weights import RowWeights
+from xmc_stream.store.matrix import Buffer, SparseMatrix
 from xmc_stream.system.stop import stop_if_unwanted
 
 BUFFERS = 3  # portions in memory: one takes its steps, one is read, one is planned
@@ -98,25 +101,40 @@ class Portion:
         return self.group.low, self.group.high
 
 
-class Rows(Protocol):
-    """The rows of X that stream by. n_features: of them."""
+class StreamedRows:
+    """Rows of X, at most max_nnz entries in each of BUFFERS buffers. weights: of rows, for the thread that reads them."""
 
-    n_features: int
+    def __init__(self, X: SparseMatrix, max_nnz: int, weights: RowWeights) -> None:
+        self.X, self.n_features, self.max_nnz, self.weights = X, X.shape[1], max_nnz, weights
+        self._buffers = [Buffer(X, min(max_nnz, X.nnz)) for _ in range(BUFFERS)]
+        self._lookup = SparseMatrix(X.path)  # looks rows up, in another thread than the one that reads them
+        self.beside: Executor | None = None  # reads values where a job has several threads
+
+    @property
+    def bytes_read(self) -> int:
+        """Beside what was read of X by way of the matrix given."""
+        return self._lookup.bytes_read
 
     def gather(self, lines: NDArray[np.int64], number: int) -> Callable[[], CSRBlock] | None:
         """What will read rows (ascending) into buffer 0 .. BUFFERS - 1; None where they are too many at once.
 
         This is called in one thread and what it gives in another one, so that both go on beside the steps.
         """
-        ...
+        spans = self._lookup.lengths(lines)
+        total = int(spans[1].sum())
+        if total <= self.max_nnz:
+            return partial(self.X.gather, lines, self._buffers[number], spans, self.beside)
+        if len(lines) == 1:
+            raise MemoryLimitError(
+                f"row {lines[0]} of {self.X.path} has {total} entries, more than the "
+                f"{self.max_nnz} planned for: raise --memory-limit or lower --threads"
+            )
+        return None
 
     def ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Ranges of rows most of which will come after those that are gathered next."""
-        ...
-
-    def weights(self, lines: NDArray[np.int64]) -> NDArray[np.float64]:
-        """`Times.rows` of rows, asked for in the thread that reads them."""
-        ...
+        for start, stop in ranges:
+            self._lookup.will_need(start, stop)
 
 
 class _Buffer:
@@ -135,7 +153,7 @@ class StreamSolver:
     """
 
     def __init__(
-        self, solver: Solver, active: ActiveRowStore, x: Rows, of_classes: NDArray[np.float64], threads: int = 1
+        self, solver: Solver, active: ActiveRowStore, x: StreamedRows, of_classes: NDArray[np.float64], threads: int = 1
     ) -> None:
         self.solver, self.active, self._x, self._of_classes, self.threads = solver, active, x, of_classes, threads
         self.n_samples, self.strip_bits, self.penalty = solver.order.n_samples, solver.order.strip_bits, solver.penalty
@@ -314,7 +332,7 @@ class StreamSolver:
             squares = np.empty(len(x.indptr) - 1 if len(group.strips) else 0)
             if len(group.strips):
                 row_squares(x.indptr, x.values, 1.0 if self.penalty.bias else 0.0, squares)
-            times = Times(self._of_classes, self._x.weights(lines))
+            times = Times(self._of_classes, self._x.weights.of(lines))
             return Portion(taken, group, RowsAtHand(buffer.local_of, x, squares, times))
 
         return self._reader.submit(make)

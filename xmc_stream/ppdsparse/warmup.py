@@ -137,7 +137,7 @@ class PPDSparseWarmUp(WarmUp):
         n, d, k = dataset.n_samples, dataset.n_features, dataset.n_labels
         problem = Problem(str(dataset.path), parameters, 0, MemoryPlan(2**40, 256 * MIB, 1), LossWeights(None, n))
         sets = _AllRows(problem, dataset, 0, Share(0, k, Unit(0, k)), None, Found())
-        weights, ramp = ShareWeights(problem.weights, dataset, 0, k), ramp_of(parameters, (1.0, 1.0))
+        weights, ramp = ShareWeights(problem.weights, dataset, 0, k), ramp_of(parameters, {})
         large = LargeClasses(
             Solver(parameters, 0, RowOrder(n, 0, 1)), sets, dataset.X_rows(), StreamRoom(64, MIB, 1, d, 1.0, n), weights,
             ramp if self.again else None, path / "active",
