@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmc_stream.ppdsparse import candidates, state
+from xmc_stream.ppdsparse import candidates
 from xmc_stream.ppdsparse.candidates import (
     CandidateFile,
     candidate_windows,
@@ -67,8 +67,8 @@ def jobs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, list[Rows], list[in
 def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, data: st.DataObject) -> None:
     label, found, interval = problem
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "_WINDOW", data.draw(st.integers(1, 50)))
-        patch.setattr(state, "_LINES", data.draw(st.integers(1, 20)))
+        patch.setattr(candidates, "_WINDOW", data.draw(st.integers(1, 50)))
+        patch.setattr(candidates, "_LINES", data.draw(st.integers(1, 20)))
         files = [
             write(Path(folder) / str(low), label, classes, flushed, low, interval) if high > low else None
             for low, high, classes, flushed in found
@@ -88,7 +88,7 @@ def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, da
             windows = list(candidate_windows(files, label + c, N))
             assert [row for part, _ in windows for row in part.tolist()] == sorted(of_class)
             assert [score for _, part in windows for score in part.tolist()] == scores[mine].tolist()
-            assert all(0 < len(part) <= state._WINDOW and part.dtype == np.int64 for part, _ in windows)
+            assert all(0 < len(part) <= candidates._WINDOW and part.dtype == np.int64 for part, _ in windows)
             room = data.draw(st.integers(0, len(of_class) + 2))
             best = check_threshold(files, label + c, of_class, room)
             with pytest.MonkeyPatch.context() as little:  # of which more is too much to be read as it is
