@@ -188,7 +188,7 @@ def test_a_class_of_nine_rows_in_ten_trains_in_a_tenth_of_them(
 ) -> None:
     """Its active rows take 220 MB; the process may hold some 30 MB beside its libraries.
 
-    The run is killed while they stream, and goes on.
+    The run is killed while they stream; the same command ends with the same model.
     """
     model = tmp_path / "model"
     least = cli("plan", "train", heavy, model, *SETTINGS_HEAVY)["least_limit"]
@@ -205,7 +205,6 @@ def test_a_class_of_nine_rows_in_ten_trains_in_a_tenth_of_them(
     assert any(scratch.glob("*"))
     report = cli(*options)
     assert report["peak_rss"] <= report["memory_limit"]
-    assert report["resumed"]
     assert report["solve_passes"] > 0
     assert xs.load_model(model).digest() == held
     assert not (model / "scratch").exists()

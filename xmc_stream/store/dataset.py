@@ -16,13 +16,7 @@ from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.digest import StoredArrays
-from xmc_stream.store.encoding import (
-    Encoding,
-    MatrixWriter,
-    naming,
-    new_store,
-    publish,
-)
+from xmc_stream.store.encoding import Encoding, MatrixWriter, naming, new_store, publish
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names, open_row_ids

@@ -178,10 +178,8 @@ def tune(
         if path is not None:
             LOG.info("training %s on all rows: %s", path.name, report["set"])
             with bar.part(_COMPARED, 1.0):
-                best = tried.settings[report["best"]]
-                _, report["model_report"] = train(
-                    Task(dataset, best, seed), path, execution, overwrite=overwrite, force=force, check=check
-                )
+                task = Task(dataset, tried.settings[report["best"]], seed)
+                _, report["model_report"] = train(task, path, execution, overwrite=overwrite, force=force, check=check)
         if kept is not None and said != metric:
             _store(kept, {**report, "identity": asked.identity})
         remove_left(folder / LEDGER)
