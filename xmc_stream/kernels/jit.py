@@ -23,7 +23,7 @@ from xmc_stream.kernels.cache import folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PLAIN = os.environ.get("NUMBA_DISABLE_JIT", "0") != "0"
+COMPILED = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
 _options = {"nogil": True, "fastmath": False, "error_model": "numpy"}
 _making = threading.RLock()
 
@@ -50,12 +50,12 @@ class Kernel:
 
 def kernel(function: F) -> F:
     """A compiled function whose code is kept for other processes."""
-    return function if _PLAIN else cast(F, Kernel(function, True))
+    return cast(F, Kernel(function, True)) if COMPILED else function
 
 
 def inner_kernel(function: F) -> F:
     """A kernel that makes no array, and returns none (either does not compile, or must not be done), called by kernels."""
-    return function if _PLAIN else cast(F, Kernel(function, False))
+    return cast(F, Kernel(function, False)) if COMPILED else function
 
 
 @functools.cache
