@@ -29,7 +29,7 @@ FEW_BYTES = 2**20
 _RESERVED = 32  # a limit's share that no plan uses
 # What a process counts as before it works, at least. It is more than Python, libraries and kernels take, also those that are
 # loaded later, so that commands which hold a little more or less of them (`plan` and `train`) have the same least limit.
-_PROCESS = 160 * 2**20
+_PROCESS = 200 * 2**20
 _GROWTH = 16 * 2**20  # by which a process that has more may have grown when it is given the limit that was named
 _MEGABYTE = 10**6  # limits are named in whole ones
 _MOST = 2**62  # bytes of a limit
