@@ -19,7 +19,7 @@ from scipy import sparse
 from xmc_stream.convert import convert
 from xmc_stream.convert.formats import anndata as format_module
 from xmc_stream.convert.matrices import elements, sides
-from xmc_stream.convert.options import Options
+from xmc_stream.convert.options import ConvertOptions
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import open_names
 
@@ -260,7 +260,7 @@ def test_damaged_files_end_in_one_line_or_a_dataset(tmp_path: Path, ad: Any) -> 
             changed[rng.randrange(rng.choice([3000, len(changed)]))] = rng.randrange(256)
         path.write_bytes(changed)
         try:
-            source = format_module.open_source([path], Options(label_key="kind"), None)
+            source = format_module.open_source([path], ConvertOptions(label_key="kind"), None)
             source.fit(10**8)
             for part in source.parts():
                 for _ in part.blocks({}):

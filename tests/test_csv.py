@@ -25,7 +25,7 @@ import xmc_stream as xs
 from xmc_stream.convert.formats import delimited
 from xmc_stream.convert.formats.registry import open_source
 from xmc_stream.convert.kernels.records import START, next_record
-from xmc_stream.convert.options import Options, TextOptions
+from xmc_stream.convert.options import ConvertOptions, TextOptions
 from xmc_stream.errors import InputError, MemoryLimitError
 
 DOCUMENTS = text_files.documents(300)
@@ -90,7 +90,7 @@ def test_csv_is_what_jsonl_is(
     path = tmp_path / "in"
     path.write_bytes(FORMS[form](table(DOCUMENTS, "uid", "content", "labels", "title")))
     text = TextOptions(label_delimiter="|", id_field="uid")
-    source = open_source([path], Options(text=text), None)
+    source = open_source([path], ConvertOptions(text=text), None)
     source.fit(2**26)
     assert (len(source.parts()) > 5) == (part is not None and form not in ("gzip", "bzip2"))
     dataset = converted(path, text=text)
@@ -174,7 +174,7 @@ def test_quotes_that_do_not_end(tmp_path: Path) -> None:
     assert converted(path, skip=True).attributes["skipped"] == 1
     assert converted(path, quote="").n_samples == 5
     path.write_bytes(GOOD + b'"open,y\n' + b"other words,z\n" * 2**17)
-    source = delimited.open_source([path], Options(), None)
+    source = delimited.open_source([path], ConvertOptions(), None)
     with pytest.raises(MemoryLimitError, match=r"in.csv:3: the row that begins here is longer than 262 kB"):
         list(source._records[0].read(2**18, {}, ("text", "labels")))
 
@@ -330,7 +330,7 @@ def test_mutated_tables_end_in_rows_or_in_a_line(tmp_path: Path) -> None:
         n_records = len(record_starts(bytes(data) + b'"\n' * (data[-1:] != b"\n"), ",", '"'))
         for skip in (False, True):
             try:
-                source = delimited.open_source([path], Options(skip=skip, delimiter=","), None)
+                source = delimited.open_source([path], ConvertOptions(skip=skip, delimiter=","), None)
                 source.fit(2**26)
                 (part,) = source.parts()
                 notes: dict[str, Any] = {"folder": str(tmp_path / "own")}

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import xmc_stream as xs
-from xmc_stream.convert import convert_report
-from xmc_stream.convert.options import Options, TextOptions
+from xmc_stream.convert.options import TextOptions
 
 _ESTIMATORS = (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST, xs.GroupLasso, xs.MEMOIR)
 _ERRORS = {name for name in xs.__all__ if name.endswith("Error")}
@@ -90,12 +89,7 @@ def test_every_parameter_of_a_public_function_is_described(name: str, function: 
     parts, signature = sections(text), inspect.signature(function)
     wanted = [parameter for parameter in signature.parameters.values() if parameter.name not in ("self", "cls")]
     found = described(parts.get("Parameters", ""))
-    if name == "convert":  # its options are those of the report and of the formats
-        wanted = [p for p in inspect.signature(convert_report).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options = [field.name for field in fields(Options)]
-        assert set(found) == {*(p.name for p in wanted), *options, "label_names", "feature_names", "beside"}
-    else:
-        assert list(found) == [parameter.name for parameter in wanted], name
+    assert list(found) == [parameter.name for parameter in wanted], name
     for parameter in wanted:
         if parameter.default is not parameter.empty:
             assert "default" in found[parameter.name], (name, parameter.name)

@@ -16,7 +16,7 @@ from helpers.problems import LIMIT
 from helpers.row_sparse import weights, written
 
 import xmc_stream as xs
-from xmc_stream.convert import taken_over
+from xmc_stream.convert.opening import taken_over
 from xmc_stream.convert.options import Like, TextOptions
 from xmc_stream.convert.tfidf import texts as tfidf_texts
 from xmc_stream.convert.tfidf.texts import TextRows

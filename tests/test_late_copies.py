@@ -19,8 +19,8 @@ from helpers.conversions import cut_into, lines_of
 from helpers.text_files import documents, write_jsonl
 
 import xmc_stream as xs
-from xmc_stream.convert import opened_source
-from xmc_stream.convert.options import TextOptions
+from xmc_stream.convert.opening import opened_source
+from xmc_stream.convert.options import ConvertOptions, TextOptions
 from xmc_stream.convert.plan import plan_memory
 from xmc_stream.convert.run import ConversionRun
 from xmc_stream.datasets.append import _Sets
@@ -119,7 +119,7 @@ def test_a_late_copy_of_a_job_leaves_what_is_finished(
     source = opened_source(path, labels, None, options=options)
     plan = plan_memory(source, 2**30, 1)
     work = tmp_path / "work"
-    run = ConversionRun(source, work, None, None, True, plan.budget, 1, {})
+    run = ConversionRun(source, work, ConvertOptions(columns=True), None, plan, {})
     run_all(run.loop(), lambda job: run_beside(job, at, how))
     assert xs.open_dataset(run.store).fingerprint == undisturbed.fingerprint
     assert xs.verify(run.store)["damage"] == []

@@ -15,7 +15,7 @@ from sklearn.preprocessing import MultiLabelBinarizer
 
 from xmc_stream.convert.formats import jsonl
 from xmc_stream.convert.lines import files as texts
-from xmc_stream.convert.options import Like, Options, TextOptions
+from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.source import Settled
 from xmc_stream.convert.tfidf import merging, records, vocabulary
 from xmc_stream.errors import InputError
@@ -36,7 +36,7 @@ def convert(
     """The settled source and its X and Y."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts, "_PART", part_bytes)
-        source = jsonl.open_source([path], Options(text=text, **options), like)
+        source = jsonl.open_source([path], ConvertOptions(text=text, **options), like)
         result = text_files.settled(source, work)
     return (
         result,
@@ -272,7 +272,7 @@ def test_label_ids_out_of_range_are_refused(labels: Any, options: Any, message: 
 def test_fields_that_are_not_there_are_named(first: Any, options: Any, message: str, tmp_path: Path) -> None:
     path = text_files.write_jsonl(tmp_path / "in.jsonl", [first])
     with pytest.raises(InputError, match=message):
-        jsonl.open_source([path], Options(text=TextOptions(**options)), None)
+        jsonl.open_source([path], ConvertOptions(text=TextOptions(**options)), None)
 
 
 def test_labels_in_a_delimited_string_and_chosen_fields(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_mutated_input_ends_in_rows_or_in_a_line(tmp_path: Path) -> None:
         path.write_bytes(data)
         for skip in (False, True):
             try:
-                source = jsonl.open_source([path], Options(skip=skip), None)
+                source = jsonl.open_source([path], ConvertOptions(skip=skip), None)
                 source.fit(2**26)
                 (part,) = source.parts()
                 notes: dict[str, Any] = {"folder": str(tmp_path / "own")}

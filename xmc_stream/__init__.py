@@ -28,6 +28,8 @@ from xmc_stream.version import __version__
 
 if TYPE_CHECKING:
     from xmc_stream import errors as errors
+    from xmc_stream.convert.options import ConvertOptions as ConvertOptions
+    from xmc_stream.convert.options import TextOptions as TextOptions
     from xmc_stream.datasets.append import append as append
     from xmc_stream.datasets.copy import copy as copy
     from xmc_stream.datasets.export import export as export
@@ -58,6 +60,8 @@ _HOME = {
     "LEML": "xmc_stream.estimators",
     "PDSparse": "xmc_stream.estimators",
     "PPDSparse": "xmc_stream.estimators",
+    "ConvertOptions": "xmc_stream.convert.options",
+    "TextOptions": "xmc_stream.convert.options",
     "Model": "xmc_stream.models",
     "append": "xmc_stream.datasets.append",
     "calibrate": "xmc_stream.evaluation.calibrate",
@@ -80,6 +84,7 @@ __all__ = [
     "CPLST",
     "LEML",
     "MEMOIR",
+    "ConvertOptions",
     "Dataset",
     "GroupLasso",
     "InnerProductIndex",
@@ -91,6 +96,7 @@ __all__ = [
     "PPDSparse",
     "ResumeError",
     "StoreError",
+    "TextOptions",
     "XmcStreamError",
     "__version__",
     "append",

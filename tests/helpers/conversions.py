@@ -13,7 +13,7 @@ from scipy import sparse
 from xmc_stream.convert import convert
 from xmc_stream.convert.formats.xmlrepo import XMLRepoText
 from xmc_stream.convert.lines import files as text_module
-from xmc_stream.convert.options import Options
+from xmc_stream.convert.options import ConvertOptions
 from xmc_stream.errors import InputError
 from xmc_stream.store.dataset import Dataset
 
@@ -47,7 +47,7 @@ def dense(dataset: Dataset) -> tuple[Any, Any]:
 
 def opened(paths: list[Path], *labels: Path) -> XMLRepoText:
     """The source of these files, whose headers are read."""
-    return XMLRepoText(paths, Options(labels=labels), None)
+    return XMLRepoText(paths, ConvertOptions(labels=labels), None)
 
 
 def refused(target: Path, *args: Any, kind: type[Exception] = InputError, **options: Any) -> str:

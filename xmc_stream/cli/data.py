@@ -39,7 +39,7 @@ CSV = (
         help="CSV: the first row has the names of the columns; else they are called 1, 2, 3, ...",
     ),
 )  # fmt: skip
-_READING = (  # how the input is read: options by the names of convert.Options, and of convert itself
+_READING = (  # how the input is read: by the names of ConvertOptions, but for a few words of the shell's own
     FORMAT,
     click.option(
         "--labels", type=PATH, multiple=True,
@@ -76,7 +76,7 @@ _READING = (  # how the input is read: options by the names of convert.Options, 
 
 
 def reading(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of the options above as `convert_report` takes them."""
+    """The values of the options above, by the names of `ConvertOptions`."""
     zero = values.pop("zero_based")
     return {
         "text": text_options(values),
@@ -134,8 +134,9 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
     """
     from xmc_stream.convert import convert_report
     from xmc_stream.convert.labels import understood
+    from xmc_stream.convert.options import ConvertOptions
 
-    dataset, report = convert_report(list(sources), target, progress=True, **reading(options))
+    dataset, report = convert_report(list(sources), target, ConvertOptions(progress=True, **reading(options)))
     report["labels"] = understood(dataset)
     LOG.info("%s", report["labels"]["said"])
     notes = [

@@ -1,72 +1,30 @@
-"""Conversion of what people have (text, arrays, matrices) into a dataset on disk, in bounded memory.
+"""Conversion of what people have (files of text, arrays and matrices, frames) into a dataset on disk, in bounded memory.
 
 One file a format, in convert/formats. A format gives a source: parts of rows that are read apart (convert/source.py).
-What happens to them is the same for all, in convert/run.py with its jobs and memory plan, and here: options, identity,
-the report. What several formats share is in convert/lines, convert/matrices and convert/tfidf. Nothing here depends on
-how a dataset lies on disk.
+Which source it is, convert/opening.py tells. What happens to them is the same for all: convert/conversion.py has the order
+and the report, convert/run.py the jobs. The options of all are in convert/options.py. What several formats share is in
+convert/lines, convert/matrices and convert/tfidf. Nothing here depends on how a dataset lies on disk.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
-import os
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 from xmc_stream.arguments import native_arguments
-from xmc_stream.errors import InputError, in_python
-from xmc_stream.system.files import regular
-from xmc_stream.system.memory import peak_resident
+from xmc_stream.convert.options import ConvertOptions, with_overrides
+from xmc_stream.errors import in_python
 from xmc_stream.system.progress import LOG, working
 
 if TYPE_CHECKING:
-    from xmc_stream.convert.options import Like, TextOptions
-    from xmc_stream.convert.source import Source
     from xmc_stream.store.dataset import Dataset
-    from xmc_stream.store.model import StoredModel
-    from xmc_stream.system.memory import MemoryLimit
-
-_NORMALIZE = ("none", "l2")
-_VERSION = 1  # of the work folder of a conversion
 
 
 @native_arguments
-def convert(
-    source: Any,
-    target: str | Path,
-    *,
-    labels: Any = None,
-    like: str | Path | Dataset | StoredModel | None = None,
-    normalize: Literal["none", "l2"] | None = None,
-    memory_limit: str | float | None = None,
-    threads: int | None = None,
-    scheduler: Any = None,
-    overwrite: bool = False,
-    progress: bool = False,
-    columns: bool = False,
-    observed: str | Path | None = None,
-    format: str | None = None,
-    label_names: str | Path | None = None,
-    feature_names: str | Path | None = None,
-    base: Literal[0, 1] | None = None,
-    skip: bool = False,
-    sum_duplicates: bool = False,
-    drop_unseen: bool = False,
-    new_labels: bool = False,
-    n_features: int | None = None,
-    n_labels: int | None = None,
-    layer: str | None = None,
-    label_key: str | None = None,
-    text: TextOptions | None = None,
-    unlabelled: bool = False,
-    beside: str | Path | Sequence[str | Path] | None = None,
-    delimiter: str | None = None,
-    quote: str | None = None,
-    header: bool = True,
-) -> Dataset:
+def convert(source: Any, target: str | Path, options: ConvertOptions | None = None, **overrides: Any) -> Dataset:
     """Convert a data set of a common format into a dataset on disk, and open it.
 
     The input is read once, in bounded memory. The format is recognised by the content; docs/convert.md describes the formats.
@@ -76,14 +34,18 @@ def convert(
 
     Parameters
     ----------
-    source : str, Path, list of these, or scipy sparse matrix (N x D)
-        The samples. Several files are one set, their rows in this order. "-" is standard input. Stored zeros of a
-        matrix are kept.
+    source : str, Path, list of these, scipy sparse matrix or array (N x D), frame, or list, series or array of texts
+        The samples. Several files are one set, their rows in this order. "-" is standard input. Stored zeros of a sparse
+        matrix are kept. Of a frame (pandas, polars, pyarrow) X is made of the columns of text, or of all columns where
+        they are numbers, but for that of the labels.
     target : str or Path
         The folder of the new dataset.
-    labels : str, Path, list of these, scipy sparse matrix (N x K), or None, default None
-        The labels, where the source has the features alone: as many files as there are sources, or a matrix beside a
-        matrix. A value other than zero is a positive.
+    options : ConvertOptions or None, default None
+        The options that follow, as one object; keywords change some of them. None: the defaults.
+    labels : str, Path, list of these, scipy sparse matrix or array (N x K), list of lists, series, or None, default None
+        The labels, where the source has the features alone: as many files as there are sources. Or, beside a source in
+        memory, a matrix in which a value other than zero is a positive, or the label or the labels of each row, names or
+        ids from zero.
     like : str, Path, Dataset, Model or None, default None
         For a test set: the training set or a model, or the path of one. D, K, the base of the ids, the vocabulary and
         the normalisation are taken from it.
@@ -128,8 +90,11 @@ def convert(
         Of AnnData: the layer that holds the features. None: X.
     label_key : str or None, default None
         Of AnnData: the column of obs, or the matrix of obsm, that holds the labels, as "KEY", "obs/KEY" or "obsm/KEY".
-    text : TextOptions or None, default None
-        How raw text becomes features, see `xmc_stream.convert.options.TextOptions`. None: its defaults.
+    text : TextOptions, str, tuple of str or None, default None
+        How raw text becomes features, see `xmc_stream.TextOptions`; or the field (column) of the text alone, or
+        several. None: its defaults.
+    label : str or None, default None
+        The field of the labels of raw text, or the column of a frame: in short for `TextOptions(label_field=...)`.
     unlabelled : bool, default False
         The rows get no labels. Labels that stand in the source are passed over.
     beside : str, Path, list of these, or None, default None
@@ -161,6 +126,8 @@ def convert(
         The memory limit cannot work, or was nearly reached.
     JobError
         A job failed on a worker of a cluster.
+    TypeError
+        A keyword is none of the options, or `options` is of another kind.
 
     Examples
     --------
@@ -177,46 +144,37 @@ def convert(
     >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
     >>> xs.convert(X, "matrices.xmc", labels=X)
     Dataset('matrices.xmc': 30 x 3, 3 labels)
+
+    And so do texts, and frames of them:
+
+    >>> xs.convert(["a blue hat", "red shoes"], "texts.xmc", labels=[["hats", "blue"], ["shoes"]])
+    Dataset('texts.xmc': 2 x 4, 3 labels)
     """
-    of_source = {
-        "label_names": label_names, "feature_names": feature_names, "base": base, "skip": skip,
-        "sum_duplicates": sum_duplicates, "drop_unseen": drop_unseen, "n_features": n_features, "n_labels": n_labels,
-        "layer": layer, "label_key": label_key, "text": text, "unlabelled": unlabelled,
-        "beside": beside, "delimiter": delimiter, "quote": quote,
-    }  # fmt: skip
-    dataset, _ = convert_report(
-        source, target, like=like, normalize=normalize, memory_limit=memory_limit, overwrite=overwrite, labels=labels,
-        progress=progress, threads=threads, scheduler=scheduler, columns=columns, observed=observed, format=format,
-        new_labels=new_labels,
-        **{name: value for name, value in of_source.items() if value is not None and value is not False},
-        **({} if header else {"header": False}),
-    )  # fmt: skip
-    if not unlabelled and isinstance(source, str | os.PathLike | list | tuple) and LOG.isEnabledFor(logging.INFO):
+    dataset, _ = convert_report(source, target, options, **overrides)
+    unlabelled = with_overrides(options, overrides).unlabelled
+    if not (unlabelled or hasattr(source, "dtype")) and LOG.isEnabledFor(logging.INFO):
         from xmc_stream.convert.labels import understood
 
         LOG.info("%s", understood(dataset, in_python)["said"])
     return dataset
 
 
+def _shown() -> inspect.Signature:
+    """The signature of `convert` with every option by name. Only what is given by name overrides `options`."""
+    asked = [one for one in inspect.signature(convert).parameters.values() if one.kind is not one.VAR_KEYWORD]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    options = fields(ConvertOptions)
+    named = [inspect.Parameter(one.name, kind, default=one.default, annotation=one.type) for one in options]
+    return inspect.Signature([*asked, *named], return_annotation="Dataset")
+
+
+convert.__signature__ = _shown()  # type: ignore[attr-defined]
+
+
 def convert_report(
-    source: Any,
-    target: str | Path,
-    *,
-    like: str | Path | Dataset | StoredModel | None = None,
-    normalize: str | None = None,
-    memory_limit: str | float | None = None,
-    overwrite: bool = False,
-    labels: Any = None,
-    progress: bool = False,
-    threads: int | None = None,
-    scheduler: Any = None,
-    columns: bool = False,
-    observed: str | Path | None = None,
-    format: str | None = None,
-    new_labels: bool = False,
-    **options: Any,
+    source: Any, target: str | Path, options: ConvertOptions | None = None, **overrides: Any
 ) -> tuple[Dataset, dict[str, Any]]:
-    """As `convert`, which names the parameters, with a report of the run.
+    """As `convert`, which names the options, with a report of the run.
 
     Returns
     -------
@@ -226,226 +184,12 @@ def convert_report(
         dataset, n_samples, n_features, n_labels, nnz_features, nnz_labels, bytes_in, bytes_on_disk, seconds, peak_rss
         (bytes), said (a line for people) and resumed.
     """
+    from xmc_stream.convert.conversion import converted
     from xmc_stream.store.places import target_path
 
-    with working("convert", progress):
-        return _convert(
-            source, target_path(target), like, normalize, memory_limit, overwrite, labels, threads, scheduler, columns,
-            observed, format, new_labels, options,
-        )  # fmt: skip
-
-
-def _convert(
-    source: Any, target: Path, like: str | Path | Dataset | StoredModel | None, normalize: str | None,
-    memory_limit: str | float | None, overwrite: bool, labels: Any, threads: int | None, scheduler: Any, columns: bool,
-    observed: str | Path | None, format: str | None, new_labels: bool, options: dict[str, Any],
-) -> tuple[Dataset, dict[str, Any]]:  # fmt: skip
-    from xmc_stream.convert.formats.pairs import refuse_no_pairs
-    from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity, stamps
-    from xmc_stream.convert.matrices.arrays import reading
-    from xmc_stream.convert.plan import refuse_unless_it_fits
-    from xmc_stream.convert.run import run_conversion, running
-    from xmc_stream.runtime.engine import limit_of
-    from xmc_stream.runtime.making import MARK, digest_of, made_before, refuse_all
-    from xmc_stream.store.dataset import Dataset, open_dataset
-    from xmc_stream.store.encoding import folder_bytes
-    from xmc_stream.store.model import StoredModel
-    from xmc_stream.store.new_dataset import check_target
-    from xmc_stream.store.remote import as_path
-
-    begin = time.perf_counter()
-    like = as_path(like) if isinstance(like, str | Path) else like
-    given = [source, labels, options.get("beside"), options.get("label_names"), options.get("feature_names")]
-    named = [path for some in given for path in (some if isinstance(some, list | tuple) else [some])]
-    # of folders the source tells what it reads
-    before = stamps(Path(path) for path in named if isinstance(path, str | Path) and Path(path).is_file())
-    named.append(like.path if isinstance(like, Dataset | StoredModel) else like)
-    for path in (options.get("label_names"), options.get("feature_names"), observed):  # which are read last
-        if path is not None:
-            with reading(path):
-                os.close(regular(path))
-    reads = [path for path in named if isinstance(path, str | Path) and Path(path).exists()]  # not of pipes
-    limit = limit_of(memory_limit, scheduler, reads, [target.absolute().parent])
-    if normalize not in (None, *_NORMALIZE):
-        raise InputError(f"normalize must be one of {', '.join(_NORMALIZE)}, got {normalize!r}")
-    if target == STANDARD_INPUT:
-        raise InputError("a dataset is a folder and cannot go to standard output: name it")
-    train = None if like is None else replace(taken_over(like), names=not options.get("unlabelled"))
-    if new_labels:
-        train = without_labels(train, options)
-    opened = opened_source(source, labels, train, format, options, normalize)
-
-    def mask(store: Path) -> None:
-        if observed is not None and not (store / "observed").exists():
-            _store_observed(Path(observed), Dataset(store), limit)
-
-    try:
-        identity = {
-            "version": _VERSION, "source": opened.identity, "options": {name: str(options[name]) for name in options},
-            "format": opened.attributes["source_format"], "normalize": normalize, "columns": columns,
-            "like": None if train is None else [str(asdict(train)), file_identity(train.path / "zarr.json")],
-            "observed": None if observed is None else file_identity(Path(observed)),
-        }  # fmt: skip
-        done = made_before(target, identity) or (None if overwrite else _finished(target, identity))
-        if done is None:
-            refuse_all([target], lambda path: check_target(path, overwrite))
-            if observed is not None:  # it is stored when all else is done
-                refuse_no_pairs(Path(observed))
-            before = {**stamps(opened.files), **before}  # some were found beside others
-            with running(opened, limit, threads, scheduler) as (engine, plan):
-                refuse_unless_it_fits(opened, limit, plan, fewer=scheduler is None)
-                # of what is read once, nothing tells whether it was the same
-                mark = {} if opened.alone else {MARK: digest_of(identity)}
-                done = run_conversion(
-                    opened, target, identity, train, normalize, columns, plan, engine, mark, before, overwrite, mask
-                )
-                peak = max(peak_resident(), engine.peak if engine else 0)
-        else:
-            mask(target)  # which somebody may have removed
-            peak = peak_resident()
-        bytes_in = opened.bytes_in or done["bytes_read"]  # of pipes only reading tells
-    finally:
-        opened.close()
-    dataset = open_dataset(target)
-    return dataset, {
-        "dataset": str(target),
-        "n_samples": dataset.n_samples,
-        "n_features": dataset.n_features,
-        "n_labels": dataset.n_labels,
-        "nnz_features": int(dataset.attributes["nnz_features"]),
-        "nnz_labels": int(dataset.attributes["nnz_labels"]),
-        "bytes_in": bytes_in,
-        "bytes_on_disk": folder_bytes(target),
-        "seconds": time.perf_counter() - begin,
-        "peak_rss": peak,
-        "said": done["said"],
-        "resumed": done["resumed"],
-    }
-
-
-def _store_observed(source: Path, dataset: Dataset, limit: MemoryLimit) -> None:
-    """Store a file of pairs as the mask of a dataset."""
-    from xmc_stream.convert.formats.pairs import store_pairs
-    from xmc_stream.store.dataset import write_observed
-    from xmc_stream.store.matrix import SparseMatrix
-    from xmc_stream.system.folders import temporary_folder
-
-    with temporary_folder(dataset.path.absolute().parent) as scratch:
-        store_pairs(source, scratch / "pairs", dataset.n_samples, dataset.n_labels, limit)
-        write_observed(dataset, SparseMatrix(scratch / "pairs").blocks(2**22))
-
-
-def taken_over(like: str | Path | Dataset | StoredModel) -> Like:
-    """What a test set takes over from a training set, given by path or opened, or from a model.
-
-    Raises StoreError where a file of that is damaged.
-    """
-    from xmc_stream.convert.options import Like
-    from xmc_stream.store.chunks import compare_arrays
-    from xmc_stream.store.dataset import Dataset, open_dataset
-    from xmc_stream.store.inventory import refuse_broken_seal
-    from xmc_stream.store.model import StoredModel, is_model
-    from xmc_stream.store.remote import as_path
-    from xmc_stream.store.selection import selected_of
-
-    train: Dataset | StoredModel
-    if isinstance(like, Dataset | StoredModel):
-        train = like
-    else:
-        like = as_path(like)
-        train = StoredModel(like) if is_model(like) else open_dataset(like)
-    refuse_broken_seal(train.path)
-    for words in ("names", "vectorizer"):
-        compare_arrays(train.path / words)
-    of = selected_of(train.attributes)
-    if of is not None:
-        raise InputError(
-            f"{train.path} has {train.n_features} selected features of {of}: convert --like the data that they were selected "
-            "from, then select them by `xmc-stream select-features`"
-        )
-    normalize = train.attributes.get("normalize", "none")
-    if normalize not in _NORMALIZE:
-        raise InputError(f"{train.path} is normalised by {normalize!r}, unknown here: set normalize yourself")
-    base, label_base = (int(train.attributes.get(name, 0)) for name in ("base", "label_base"))
-    return Like(
-        str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, base, label_base,
-        beside=_columns_beside(train),
-    )  # fmt: skip
-
-
-def without_labels(like: Like | None, options: dict[str, Any]) -> Like:
-    """What is taken over of the features alone. Raises InputError where that makes no sense."""
-    if like is None or options.get("unlabelled"):
-        raise InputError(
-            "--new-labels says that labels are not those of --like: "
-            + ("name it" if like is None else "rows without labels have none")
-        )
-    return replace(like, labels=False)
-
-
-def _columns_beside(train: Dataset | StoredModel) -> tuple[int, ...]:
-    """How many features the matrices beside had. Raises StoreError for what cannot be."""
-    from xmc_stream.store.nodes import understood
-
-    with understood(train.path):
-        return tuple(int(one["n_features"]) for one in train.attributes.get("beside", ()))
-
-
-def opened_source(
-    source: Any, labels: Any, like: Like | None, format: str | None = None, options: dict[str, Any] | None = None,
-    normalize: str | None = None,
-) -> Source:  # fmt: skip
-    """The source by what it is: paths of files, or matrices."""
-    from xmc_stream.convert.options import Options
-
-    options = dict(options or {})
-    beside = _paths(options.pop("beside", None), "beside", "save a matrix by numpy.save and give its path")
-    if beside or (like and like.beside):
-        from xmc_stream.convert.formats.beside import BesideSource, words_of
-
-        own = opened_source(source, labels, like and words_of(like, beside), format, options)
-        joined: Any = BesideSource(
-            own, beside, like, normalize or (like.normalize if like else None), options.get("skip", False)
-        )
-        return cast("Source", joined)
-    names = {what: options.pop(f"{what[:-1]}_names", None) for what in ("features", "labels")}
-    files = {what: Path(path) for what, path in names.items() if path is not None}
-    if files:
-        from xmc_stream.convert.formats.names import NamedSource
-
-        named: Any = NamedSource(opened_source(source, labels, like, format, options), files)
-        return cast("Source", named)
-    if isinstance(source, str | os.PathLike) or (isinstance(source, list | tuple) and source):
-        from xmc_stream.convert.formats.registry import open_source
-
-        paths = _paths(source, "the source")
-        return open_source(paths, Options(labels=_paths(labels, "labels"), **options), like, format)
-    if labels is None:
-        raise InputError("features were given as a matrix and labels were not: give Y as labels=")
-    from xmc_stream.convert.formats.scipy_matrices import open_matrices
-
-    return open_matrices(source, labels, Options(**options), like)
-
-
-def _paths(given: Any, what: str, advice: str = "give files for both, or matrices for both") -> tuple[Path, ...]:
-    if given is None:
-        return ()
-    several = given if isinstance(given, list | tuple) else [given]
-    if not all(isinstance(path, str | os.PathLike) for path in several):
-        kinds = ", ".join(sorted({type(path).__name__ for path in several}))
-        raise InputError(f"{what} must be paths of files here, not {kinds}: {advice}")
-    return tuple(Path(path) for path in several)
-
-
-def _finished(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """What is said of a dataset that came of the same conversion."""
-    from xmc_stream.runtime.making import stands
-    from xmc_stream.store.dataset import Dataset
-
-    if not stands(target, identity):
-        return None
-    said = f"{Dataset(target).attributes['source_format']}, converted before from the same input"
-    return {"said": said, "resumed": True, "bytes_read": 0}
+    options = with_overrides(options, overrides)
+    with working("convert", options.progress):
+        return converted(source, target_path(target), options)
 
 
 __all__ = ["convert", "convert_report"]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from xmc_stream.arguments import native
+from xmc_stream.arguments import MOST_INT, native, whole
+from xmc_stream.convert.messages import meant
 from xmc_stream.errors import InputError
 
+if TYPE_CHECKING:
+    from xmc_stream.store.dataset import Dataset
+    from xmc_stream.store.model import StoredModel
+
 WORD_PATTERN = r"(?u)\b\w\w+\b"
+NORMALIZE = ("none", "l2")
 _ANALYZERS = ("word", "char", "char_wb")
 _MOST_HASHED = 2**28
 _LATER = ("label_ids", "label_lists", "id_field")  # that vectorizers of before do not have
@@ -86,6 +92,15 @@ class TextOptions:
     ------
     InputError
         Naming what is out of range.
+
+    Examples
+    --------
+    >>> import xmc_stream as xs
+    >>> with open("hats.csv", "w") as file:
+    ...     _ = file.write("words,tags\\na blue hat,hats;blue\\na red hat,hats;red\\n")
+    >>> text = xs.TextOptions(text_fields=("words",), label_field="tags", label_delimiter=";")
+    >>> xs.convert("hats.csv", "hats.xmc", text=text)
+    Dataset('hats.xmc': 2 x 3, 3 labels)
     """
 
     text_fields: tuple[str, ...] = ()
@@ -147,7 +162,18 @@ class TextOptions:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> TextOptions:
-        """Options from the attributes of a stored vectorizer."""
+        """Options from the attributes of a stored vectorizer.
+
+        Parameters
+        ----------
+        attributes : Mapping
+            The attributes, by their names.
+
+        Returns
+        -------
+        TextOptions
+            The options.
+        """
         names = [field.name for field in fields(cls) if field.name in attributes or field.name not in _LATER]
         values = {name: attributes[name] for name in names}
         return cls(**{**values, "text_fields": tuple(values["text_fields"]), "ngrams": tuple(values["ngrams"])})
@@ -158,40 +184,137 @@ class TextOptions:
         return tuple(dict.fromkeys((*self.text_fields, *filter(None, (self.label_field, self.id_field)))))
 
     def attributes(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Plain JSON values.
+
+        Returns
+        -------
+        dict
+            The options, by their names.
+        """
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
-@dataclass(frozen=True)
-class Options:
-    """How an input is to be read. See `xmc_stream.convert`, which names the options.
+@dataclass(frozen=True, eq=False)
+class ConvertOptions:
+    """How a conversion is done: the keywords of `xmc_stream.convert`, which describes them, with their defaults.
 
-    labels are files here, in the order of the sources. What a format has no use for, it refuses where that would change
-    the result.
+    One object may serve several conversions. Keywords of `convert` change single options of it.
+
+    Raises
+    ------
+    InputError
+        Naming what is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> how = xs.ConvertOptions(normalize="l2", memory_limit="1GB")
+    >>> xs.convert(X, "kept-options.xmc", how, labels=X)
+    Dataset('kept-options.xmc': 30 x 3, 3 labels)
     """
 
-    labels: tuple[Path, ...] = ()
-    base: int | None = None
+    labels: Any = None
+    like: str | Path | Dataset | StoredModel | None = None
+    normalize: Literal["none", "l2"] | None = None
+    memory_limit: str | float | None = None
+    threads: int | None = None
+    scheduler: Any = None
+    overwrite: bool = False
+    progress: bool = False
+    columns: bool = False
+    observed: str | Path | None = None
+    format: str | None = None
+    label_names: str | Path | None = None
+    feature_names: str | Path | None = None
+    base: Literal[0, 1] | None = None
     skip: bool = False
     sum_duplicates: bool = False
     drop_unseen: bool = False
+    new_labels: bool = False
     n_features: int | None = None
     n_labels: int | None = None
     layer: str | None = None
     label_key: str | None = None
-    text: TextOptions | None = None
+    text: TextOptions | str | Sequence[str] | None = None
+    label: str | None = None
     unlabelled: bool = False
+    beside: str | Path | Sequence[str | Path] | None = None
     delimiter: str | None = None
     quote: str | None = None
     header: bool = True
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            none = isinstance(value, tuple) and not value  # as the command line has it
+            object.__setattr__(self, name, None if none else native(value))
+        for name in ("n_features", "n_labels"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), "convert", 0, MOST_INT)
         for name in ("delimiter", "quote"):
             character = getattr(self, name)
             if character and (len(character) > 1 or not character.isascii() or character in "\r\n\0"):
                 raise InputError(f"{name} must be one ASCII character, got {character!r}")
         if self.delimiter == "" or (self.delimiter or "") == ('"' if self.quote is None else self.quote or "none"):
             raise InputError(f"delimiter must be one ASCII character, and not the quote, got {self.delimiter!r}")
+        for name, known in _KNOWN.items():
+            if getattr(self, name) not in (None, *known):
+                raise InputError(f"{name} must be one of {', '.join(map(str, known))}, got {getattr(self, name)!r}")
+        _ = self.text_options
+
+    @property
+    def label_files(self) -> tuple[Path, ...]:
+        """The labels, where they are paths, as of a source of files."""
+        return self.labels or ()
+
+    @property
+    def text_options(self) -> TextOptions | None:
+        """How raw text becomes features, with the fields that `text` and `label` name; None where neither is given."""
+        text = self.text
+        if text is None and self.label is None:
+            return None
+        if not isinstance(text, TextOptions):
+            text = TextOptions(text_fields=(text,) if isinstance(text, str) else tuple(text or ()))
+        if self.label is None:
+            return text
+        if text.label_field not in (None, self.label):
+            raise InputError(f"label is {self.label!r} and the label_field of text {text.label_field!r}: leave out one")
+        return replace(text, label_field=self.label)
+
+    def identity(self) -> dict[str, str]:
+        """What tells how a source was read.
+
+        Returns
+        -------
+        dict
+            The options other than their defaults, in words.
+        """
+        given = {name: getattr(self, name) for name in _OF_SOURCE} | {"text": self.text_options}
+        found = {name: str(value) for name, value in given.items() if value is not None and value is not False}
+        return found if self.header else {**found, "header": "False"}
+
+
+_KNOWN: dict[str, tuple[Any, ...]] = {"normalize": NORMALIZE, "base": (0, 1)}
+_OF_SOURCE = (
+    "label_names", "feature_names", "base", "skip", "sum_duplicates", "drop_unseen", "n_features", "n_labels",
+    "layer", "label_key", "unlabelled", "beside", "delimiter", "quote",
+)  # fmt: skip
+
+
+def with_overrides(options: ConvertOptions | None, overrides: Mapping[str, Any]) -> ConvertOptions:
+    """Options with some of them changed. Raises TypeError, as Python does, for a keyword that is none of them."""
+    known = [field.name for field in fields(ConvertOptions)]
+    for name in overrides:
+        if name in known:
+            continue
+        of_text = name in {field.name for field in fields(TextOptions)}
+        advice = f" (it goes into text=TextOptions({name}=...))" if of_text else meant(name, known)
+        raise TypeError(f"convert() got an unexpected keyword argument {name!r}{advice}")
+    if options is None:
+        return ConvertOptions(**overrides)
+    if not isinstance(options, ConvertOptions):
+        raise TypeError(f"options of convert() must be ConvertOptions, got {type(options).__name__}")
+    return replace(options, **overrides) if overrides else options
 
 
 def _is_count(value: float) -> bool:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from xmc_stream.convert.jobs import ArrayJob, ColumnsJob, LoadJob, PartJob
 from xmc_stream.convert.lines.files import Stamps, unchanged
-from xmc_stream.convert.options import Like
+from xmc_stream.convert.options import ConvertOptions, Like
 from xmc_stream.convert.pieces import DamagedPieceError, Piece
 from xmc_stream.convert.plan import ConversionPlan, plan_memory, plan_writing
 from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt, run_here
 from xmc_stream.runtime.ledger import Ledger
-from xmc_stream.runtime.making import make
+from xmc_stream.runtime.making import MARK, digest_of, make
 from xmc_stream.runtime.warmup import loading
 from xmc_stream.store import assembly
 from xmc_stream.store.names import copy_names
@@ -38,22 +38,19 @@ _SMALL = 2**25  # bytes of input below which one thread does all
 class ConversionRun:
     """The jobs of a conversion into `work`, which holds the finished dataset as `store` at the end.
 
-    normalize: None to take what the source or `like` has; columns: whether X is written by columns too; budget, threads:
-    bytes and jobs at a time that the plan has; mark: an attribute for the dataset.
+    like: what was taken over, whatever `options` names; plan: bytes and jobs at a time; mark: an attribute for the dataset.
     """
 
     def __init__(
-        self, source: Source, work: Path, like: Like | None, normalize: str | None, columns: bool, budget: int,
-        threads: int, mark: Mapping[str, str],
+        self, source: Source, work: Path, options: ConvertOptions, like: Like | None, plan: ConversionPlan,
+        mark: Mapping[str, str],
     ) -> None:  # fmt: skip
         self._source = source
         self._work = work
         self.store = work / "store"
+        self._options = options
         self._like = like
-        self._normalize = normalize
-        self._columns = columns
-        self._budget = budget
-        self._threads = threads
+        self._plan = plan
         self._mark = mark
         self.part_jobs = [PartJob(i, part, str(work / "pieces")) for i, part in enumerate(source.parts())]
 
@@ -66,62 +63,60 @@ class ConversionRun:
         ]
         with current().part(_READ, _SETTLED):
             settled = yield from self._source.settle(self._work, read)
-        sizes = {
-            "n_samples": sum(piece.n_rows for piece in settled.x),
-            "n_features": settled.n_features,
-            "n_labels": settled.n_labels,
-            "nnz_features": sum(piece.nnz for piece in settled.x),
-            "nnz_labels": sum(piece.nnz for piece in settled.y),
-        }
-        if sizes["n_samples"] != (n_rows := sum(piece.n_rows for piece in settled.y)):
-            raise InputError(
-                f"there are {sizes['n_samples']} rows of features and {n_rows} of labels: they must be as many"
-            )
-        if not sizes["n_samples"] and settled.attributes.get("skipped"):
-            file, line, reason = settled.attributes["skipped_rows"][0]
-            raise InputError(f"{file}:{line}: {reason}; and no other row is sound: correct them")
-        normalize = self._normalize or (self._like.normalize if self._like else settled.normalize) or "none"
-        plan = plan_writing(
-            self._budget,
-            self._threads,
-            settled.n_features,
-            settled.n_labels,
-            sizes["nnz_features"],
-            sizes["nnz_labels"],
-            4 * max((piece.longest for piece in settled.x), default=0),
-            self._columns,
-        )
-        if plan.need > self._budget:
-            needs = ", ".join(f"{name} {format_size(size)}" for name, size in plan.needs.items())
-            raise MemoryLimitError(
-                f"the dataset needs {format_size(plan.need)} ({needs}) and the memory limit leaves "
-                f"{format_size(self._budget)}: raise --memory-limit and give the same command, it goes on"
-            )
+        sizes = _sizes(settled)
+        asked = self._options.normalize or (self._like.normalize if self._like else settled.normalize)
+        normalize = asked or "none"
+        max_bytes = self._room_to_write(settled, sizes)
         assembly.begin(self.store)
         labels = yield Phase(
             "write labels", self._arrays("Y", settled, normalize), "writing the labels", (_SETTLED, _LABELS)
         )
         self._finish("Y", sizes, labels)
-        jobs: list[Job] = [*self._arrays("X", settled, normalize), ColumnsJob(str(self.store), "Y", plan.max_bytes)]
+        jobs: list[Job] = [*self._arrays("X", settled, normalize), ColumnsJob(str(self.store), "Y", max_bytes)]
         features = yield Phase("write", jobs, "writing the features", (_LABELS, _WRITTEN))
         self._finish("X", sizes, features[:3])
-        if self._columns:
-            columns: list[Job] = [ColumnsJob(str(self.store), "X", plan.max_bytes)]
+        if self._options.columns:
+            columns: list[Job] = [ColumnsJob(str(self.store), "X", max_bytes)]
             yield Phase("write columns", columns, "writing the features by columns", (_WRITTEN, 1.0))
         for name, folder in settled.folders.items():
             if folder.exists():  # else a run that was killed has moved it
                 (self.store / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(folder, self.store / name)
-        if self._like and self._like.names:
-            sizes_of = {"features": settled.n_features, "labels": settled.n_labels}
-            kept = sizes_of if self._like.labels else ("features",)
-            for kind in {name for name in kept if f"names/{name}" not in settled.folders}:
-                copy_names(self._like.path, self.store, kind, sizes_of[kind])
+        self._keep_names(settled)
         attributes = {**self._source.attributes, **settled.attributes, "normalize": normalize, **self._mark}
         if self._like:
             attributes["like"] = Path(self._like.name).name
         assembly.finish(self.store, {**sizes, **attributes})
         return {**sizes, "said": settled.said, "bytes_read": sum(receipt["bytes_read"] for receipt in receipts)}
+
+    def _room_to_write(self, settled: Settled, sizes: Mapping[str, int]) -> int:
+        """Bytes for turning a matrix. Raises MemoryLimitError where writing the dataset takes more than there is."""
+        plan = plan_writing(
+            self._plan.budget,
+            self._plan.threads,
+            settled.n_features,
+            settled.n_labels,
+            sizes["nnz_features"],
+            sizes["nnz_labels"],
+            4 * max((piece.longest for piece in settled.x), default=0),
+            self._options.columns,
+        )
+        if plan.need > self._plan.budget:
+            needs = ", ".join(f"{name} {format_size(size)}" for name, size in plan.needs.items())
+            raise MemoryLimitError(
+                f"the dataset needs {format_size(plan.need)} ({needs}) and the memory limit leaves "
+                f"{format_size(self._plan.budget)}: raise --memory-limit and give the same command, it goes on"
+            )
+        return plan.max_bytes
+
+    def _keep_names(self, settled: Settled) -> None:
+        """Copy names of the training set that the source has not."""
+        if not self._like or not self._like.names:
+            return
+        sizes = {"features": settled.n_features, "labels": settled.n_labels}
+        kept = sizes if self._like.labels else ("features",)
+        for kind in {name for name in kept if f"names/{name}" not in settled.folders}:
+            copy_names(self._like.path, self.store, kind, sizes[kind])
 
     def _arrays(self, side: assembly.Side, settled: Settled, normalize: str) -> list[ArrayJob]:
         pieces, base, bound = (
@@ -140,6 +135,25 @@ class ConversionRun:
         )
         hashes = [receipt["sha256"] for receipt in (receipts[-1], receipts[-2], *receipts[:-2])]
         assembly.finish_rows(self.store, side, sizes["n_samples"], bound, nnz, hashes)
+
+
+def _sizes(settled: Settled) -> dict[str, int]:
+    """Of the dataset. Raises InputError where X and Y have not as many rows, or no row is sound."""
+    sizes = {
+        "n_samples": sum(piece.n_rows for piece in settled.x),
+        "n_features": settled.n_features,
+        "n_labels": settled.n_labels,
+        "nnz_features": sum(piece.nnz for piece in settled.x),
+        "nnz_labels": sum(piece.nnz for piece in settled.y),
+    }
+    if sizes["n_samples"] != (n_rows := sum(piece.n_rows for piece in settled.y)):
+        raise InputError(
+            f"there are {sizes['n_samples']} rows of features and {n_rows} of labels: they must be as many"
+        )
+    if not sizes["n_samples"] and settled.attributes.get("skipped"):
+        file, line, reason = settled.attributes["skipped_rows"][0]
+        raise InputError(f"{file}:{line}: {reason}; and no other row is sound: correct them")
+    return sizes
 
 
 def threads_for(source: Source, threads: int | None) -> int:
@@ -176,21 +190,23 @@ def running(
 
 
 def run_conversion(
-    source: Source, target: Path, identity: Mapping[str, Any], like: Like | None, normalize: str | None, columns: bool,
-    plan: ConversionPlan, engine: Engine | None, mark: Mapping[str, str], before: Stamps, overwrite: bool,
-    finish: Callable[[Path], None],
+    source: Source, target: Path, options: ConvertOptions, like: Like | None, identity: Mapping[str, Any],
+    runs: tuple[Engine | None, ConversionPlan], before: Stamps, finish: Callable[[Path], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Convert, from where a killed run was; returns sizes, said, resumed. Bad input leaves nothing behind.
 
-    before: of the files that are read, from before they were opened; finish: is called with the dataset, whole but for its
-    name.
+    runs: what `running` gave; before: of the files that are read, from before they were opened; finish: is called with the
+    dataset, whole but for its name.
     """
+    engine, plan = runs
+    # of what is read once, nothing tells whether it was the same
+    mark = {} if source.alone else {MARK: digest_of(identity)}
 
     def refuse(path: Path) -> None:
-        check_target(path, overwrite)
+        check_target(path, options.overwrite)
 
     def convert(work: Path, ledger: Ledger) -> Receipt:
-        run = ConversionRun(source, work, like, normalize, columns, plan.budget, plan.threads, mark)
+        run = ConversionRun(source, work, options, like, plan, mark)
         with unchanged(before):
             if engine is None or source.alone:
                 _read_here(run.part_jobs, ledger, source.bytes_in)

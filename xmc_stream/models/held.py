@@ -170,8 +170,8 @@ def _has_vocabulary(kept: _Kept, execution: Execution) -> bool:
     """Whether the vocabulary is in memory: it is read once, and goes with the model. Raises InputError where there is none."""
     if kept.texts is not None:
         return True
-    from xmc_stream.convert import taken_over
     from xmc_stream.convert.formats.beside import words_of
+    from xmc_stream.convert.opening import taken_over
     from xmc_stream.convert.tfidf.texts import TextRows
 
     with _lock:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmc_stream.convert import opened_source, taken_over, without_labels
+from xmc_stream.convert.opening import opened_source, taken_over, without_labels
 from xmc_stream.errors import InputError, MemoryLimitError, in_megabytes
 from xmc_stream.methods.contract import Method, Task
 from xmc_stream.methods.parameters import Parameters

@@ -23,7 +23,7 @@ from xmc_stream.convert.matrices.elements import ElementArray, attribute, encodi
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Reader, Side, row_ranges
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
 from xmc_stream.convert.messages import meant, one_line
-from xmc_stream.convert.options import Like, Options, of_labels
+from xmc_stream.convert.options import ConvertOptions, Like, of_labels
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt
@@ -39,11 +39,11 @@ def recognises(path: Path, head: bytes) -> bool:
     return head.startswith(_HDF5) or (path.is_dir() and all((path / name).is_dir() for name in ("obs", "var")))
 
 
-def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> NamedMatrices:
+def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> NamedMatrices:
     """Features of AnnData files; labels of the same, or of other files of matrices. Raises InputError."""
     features = f"layers/{options.layer}" if options.layer else "X"
     x = [_features(path, features, like) for path in paths]
-    if options.labels or options.unlabelled:
+    if options.label_files or options.unlabelled:
         if options.label_key:
             raise InputError(
                 f"--label-key {options.label_key} and --labels were given: there can be one place of labels"

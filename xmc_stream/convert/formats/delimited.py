@@ -31,9 +31,10 @@ from xmc_stream.convert.lines.files import (
 )
 from xmc_stream.convert.lines.parser import bom_length
 from xmc_stream.convert.messages import one_line, shown
-from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.options import ConvertOptions, Like
 from xmc_stream.convert.tfidf.block import LINES, Block, Record
-from xmc_stream.convert.tfidf.records import LABEL_FIELDS, TEXT_FIELDS, RecordsSource
+from xmc_stream.convert.tfidf.fields import LABEL_FIELDS, TEXT_FIELDS
+from xmc_stream.convert.tfidf.records import Input, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.memory import format_size
 
@@ -244,7 +245,7 @@ def _sound(rows: Iterator[list[str]]) -> Iterator[list[str]]:
         yield from filter(None, rows)
 
 
-def _table(file: TextFile, options: Options) -> _Table:
+def _table(file: TextFile, options: ConvertOptions) -> _Table:
     """Names of columns, dialect and first row, by the beginning of a file. Raises InputError where there are none."""
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIRST))
     quote = _QUOTE if options.quote is None else options.quote
@@ -302,7 +303,7 @@ def _cuts(path: Path, dialect: Dialect, first: int, size: int) -> list[int]:
     return [place for place in found if place < size]
 
 
-def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> RecordsSource:
+def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> RecordsSource:
     """Files of CSV as one set. Raises InputError where a header shows no columns of text and labels, or differs."""
     tables, sizes, overhead = [], [], 0
     for path in paths:
@@ -338,7 +339,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> R
                 CsvRows(text, table.dialect, table.names, wanted, labels, options.header and text.start == 0)
                 for text in parts
             ]
-        return RecordsSource("CSV", paths, records, row, options, like, identity, largest, alone, overhead)
+        return RecordsSource(Input("CSV", paths, records, row, identity, largest, alone, overhead), options, like)
 
     text = source((), "").text  # which tells the columns to read
     return source(text.columns, text.label_field or "")

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from xmc_stream.convert.kernels.jsonlines import read_objects
 from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, file_identity, place_of, ranges
-from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.options import ConvertOptions, Like
 from xmc_stream.convert.tfidf.block import LINES, Block, Record
-from xmc_stream.convert.tfidf.records import RecordsSource
+from xmc_stream.convert.tfidf.records import Input, RecordsSource
 from xmc_stream.errors import InputError
 
 _NEWLINE = 10
@@ -95,7 +95,7 @@ def _object(line: bytes) -> Record:
     return record
 
 
-def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> RecordsSource:
+def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> RecordsSource:
     """Files of JSONL as one set. Raises InputError where the first line shows no fields of text and labels."""
     records = []
     overhead, first, sizes = 0, None, []
@@ -114,12 +114,12 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> R
     identity = [file_identity(path) for path in paths]
     alone = not all(path.is_file() for path in paths)
     largest = None if None in sizes else max(size or 0 for size in sizes)
-    return RecordsSource("JSONL", paths, records, first or {}, options, like, identity, largest, alone, overhead)
+    return RecordsSource(Input("JSONL", paths, records, first or {}, identity, largest, alone, overhead), options, like)
 
 
-def _first(file: TextFile, options: Options) -> Mapping[str, Any]:
+def _first(file: TextFile, options: ConvertOptions) -> Mapping[str, Any]:
     """The first object of a file; where rows may be left out the first one that is sound and has the fields asked for."""
-    size, skip, wanted = HEAD, options.skip, set(options.text.columns if options.text else ())
+    size, skip, wanted = HEAD, options.skip, set(options.text_options.columns if options.text_options else ())
     while True:
         head = file.head(size)
         lines = head.split(b"\n")

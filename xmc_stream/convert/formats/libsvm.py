@@ -18,7 +18,7 @@ import numpy as np
 from xmc_stream.convert.lines.files import HEAD, NO_TEXT, Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, bom_length
 from xmc_stream.convert.lines.part import LinesPart, attributes_of
-from xmc_stream.convert.options import Like, Options, of_labels
+from xmc_stream.convert.options import ConvertOptions, Like, of_labels
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt
@@ -80,8 +80,8 @@ class LibsvmText:
     Raises InputError where a file cannot be read, or options contradict each other.
     """
 
-    def __init__(self, paths: Sequence[Path], options: Options, like: Like | None) -> None:
-        if options.labels:
+    def __init__(self, paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> None:
+        if options.label_files:
             raise InputError(
                 f"{paths[0]}:1: without a header 'N D' this is libsvm text, which holds its labels itself: leave out "
                 "labels, or write the header"
@@ -167,7 +167,7 @@ class LibsvmText:
         forget(file.path for file in self._files)
 
 
-def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> LibsvmText:
+def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> LibsvmText:
     """The set in these files."""
     return LibsvmText(paths, options, like)
 

@@ -20,7 +20,7 @@ from xmc_stream.convert.lines.part import LinesPart
 from xmc_stream.convert.matrices.arrays import check_file, reading
 from xmc_stream.convert.matrices.sides import BlockSize, NoLabels, Raw, Reader, Side
 from xmc_stream.convert.matrices.source import Matrices
-from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.options import ConvertOptions, Like
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt
@@ -50,29 +50,33 @@ class NamedMatrices(Matrices):
 
 
 def open_source(
-    open_side: Callable[[Path], Side], paths: Sequence[Path], options: Options, like: Like | None
+    open_side: Callable[[Path], Side], paths: Sequence[Path], options: ConvertOptions, like: Like | None
 ) -> NamedMatrices:
     """Features in files that `open_side` opens, and labels in any files of matrices. Raises InputError."""
     x = [open_side(path) for path in paths]
     return NamedMatrices(x, label_sides(x, paths, options, like), options, like)
 
 
-def label_sides(x: Sequence[Side], paths: Sequence[Path], options: Options, like: Like | None) -> list[Side]:
+def label_sides(x: Sequence[Side], paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> list[Side]:
     """Y of each of the files of features, X. Raises InputError where they lack, or are of no kind known."""
     if options.unlabelled:
         return [NoLabels(side.name, side.kind, side.n_rows) for side in x]
-    if not options.labels and all(isinstance(side, npz.NpzDense) for side in x) and all(map(npz.has_labels, paths)):
+    if (
+        not options.label_files
+        and all(isinstance(side, npz.NpzDense) for side in x)
+        and all(map(npz.has_labels, paths))
+    ):
         return with_names([npz.open_side(path, labels=True) for path in paths], like, options.drop_unseen)
-    if not options.labels:
+    if not options.label_files:
         raise InputError(f"{paths[0]} holds features alone: name the file of its labels too (--labels)")
-    if len(options.labels) != len(paths):
+    if len(options.label_files) != len(paths):
         raise InputError(
-            f"{len(paths)} files of features and {len(options.labels)} of labels: name one of labels for each, in order"
+            f"{len(paths)} files of features and {len(options.label_files)} of labels: name one of labels for each, in order"
         )
-    return with_names([_open(path, options) for path in options.labels], like, options.drop_unseen)
+    return with_names([_open(path, options) for path in options.label_files], like, options.drop_unseen)
 
 
-def _open(path: Path, options: Options) -> Side:
+def _open(path: Path, options: ConvertOptions) -> Side:
     """The labels in a file, by its content."""
     check_file(path, folders=True)
     with reading(path):
@@ -94,7 +98,7 @@ def _open(path: Path, options: Options) -> Side:
     )
 
 
-def _text(path: Path, options: Options) -> Side:
+def _text(path: Path, options: ConvertOptions) -> Side:
     file = label_file(path)
     lines = LinesPart(
         TextRange(path, file.first),

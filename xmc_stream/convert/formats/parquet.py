@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.convert.lines.files import file_identity
-from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.options import ConvertOptions, Like
 from xmc_stream.convert.tfidf.block import Record
-from xmc_stream.convert.tfidf.records import RecordsSource
+from xmc_stream.convert.tfidf.records import Input, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.memory import format_size
 
@@ -109,7 +109,7 @@ def _sizes(file: Any, group: int, columns: Sequence[str], compressed: bool) -> l
     ]
 
 
-def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> RecordsSource:
+def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> RecordsSource:
     """Files of Parquet as one set. Raises InputError where their columns show no text and labels, or pyarrow lacks."""
     groups: list[tuple[Path, int, int]] = []
     first: dict[str, Any] = {}
@@ -135,6 +135,8 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> R
 
     def source(columns: tuple[str, ...]) -> RecordsSource:
         records = [RowGroup(str(path.absolute()), str(path), group, number, columns) for path, group, number in groups]
-        return RecordsSource("Parquet", paths, records, first, options, like, identity, None, overhead=2 * overhead)
+        return RecordsSource(
+            Input("Parquet", paths, records, first, identity, None, overhead=2 * overhead), options, like
+        )
 
     return source(source(()).text.columns)

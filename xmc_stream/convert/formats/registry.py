@@ -21,7 +21,7 @@ from xmc_stream.convert.formats import (
 from xmc_stream.convert.lines.files import HEAD, STANDARD_INPUT, Buffers, TextRange, forget, name_of
 from xmc_stream.convert.lines.parser import bom_length
 from xmc_stream.convert.messages import shown
-from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.options import ConvertOptions, Like
 from xmc_stream.convert.source import Source
 from xmc_stream.errors import InputError
 
@@ -35,7 +35,7 @@ class Format:
     """
 
     recognises: Callable[[Path, bytes], bool]
-    open_source: Callable[[Sequence[Path], Options, Like | None], Source]
+    open_source: Callable[[Sequence[Path], ConvertOptions, Like | None], Source]
     streams: bool = False
 
 
@@ -57,11 +57,12 @@ def formats() -> dict[str, Format]:
     return dict(_FORMATS)
 
 
-def open_source(paths: Sequence[Path], options: Options, like: Like | None, format: str | None = None) -> Source:
+def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> Source:
     """The set in these files, of the format named, or else recognised from the content of the first one.
 
     Raises InputError where a file cannot be read or nothing recognises it.
     """
+    format = options.format
     if format is not None and format not in _FORMATS:
         raise InputError(f"format {format!r} is not known: it is one of {', '.join(_FORMATS)}")
     try:
@@ -72,24 +73,24 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
         _refuse_idle(paths[0], format, options)
         source = _FORMATS[format].open_source(paths, options, like)
     except BaseException:
-        forget([*paths, *options.labels])
+        forget([*paths, *options.label_files])
         raise
     return source
 
 
-def _refuse_idle(path: Path, format: str, options: Options) -> None:
+def _refuse_idle(path: Path, format: str, options: ConvertOptions) -> None:
     """Raise InputError for an option that has nothing to do with the format: it may be a mistake of either."""
-    if options.unlabelled and options.labels:
+    if options.unlabelled and options.label_files:
         raise InputError(f"{path}: labels are named, and are to be left out: leave one of them out yourself")
     if format != "anndata" and (options.layer is not None or options.label_key is not None):
         raise InputError(f"{path} is {format}: --layer and --label-key are of AnnData, leave them out")
-    if format not in ("jsonl", "parquet", "csv") and options.text is not None:
+    if format not in ("jsonl", "parquet", "csv") and options.text_options is not None:
         raise InputError(f"{path} is {format}: options of raw text go with jsonl, parquet and csv, leave them out")
     if format != "csv" and _of_csv(options):
         raise InputError(f"{path} is {format}: --delimiter, --quote and --no-header are of csv, leave them out")
 
 
-def _of_csv(options: Options) -> bool:
+def _of_csv(options: ConvertOptions) -> bool:
     """Whether options of CSV were given."""
     return (options.delimiter, options.quote, options.header) != (None, None, True)
 

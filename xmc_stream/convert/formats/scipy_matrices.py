@@ -6,7 +6,6 @@ refused.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +14,9 @@ from typing import Any
 from xmc_stream.convert.matrices.arrays import check_real
 from xmc_stream.convert.matrices.rules import Rules
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, block_bytes, row_ranges
-from xmc_stream.convert.matrices.source import Matrices
 from xmc_stream.convert.matrices.whole import as_csr, check_compressed, csr_blocks, csr_bytes
-from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.rows import Rows
 from xmc_stream.errors import InputError
-
-
-def open_matrices(X: Any, Y: Any, options: Options, like: Like | None) -> Matrices:
-    """X (N x D) and Y (N x K) in memory; a value of Y other than zero is a positive. Raises InputError."""
-    source = Matrices([in_memory(X, "X")], [in_memory(Y, "Y")], options, like)
-    source.alone = True
-    source.attributes = {"source": "scipy matrices", "source_format": "scipy matrices"}
-    source.identity["matrices"] = uuid.uuid4().hex  # nothing tells others like them from these in a later process
-    return source
 
 
 @dataclass(frozen=True)

@@ -161,10 +161,10 @@ def write_names(sides: Sequence[Side], folder: Path) -> bool:
     """Write the names of labels that are texts; False where they are not, or are those of a training set."""
     from xmc_stream.store.names import new_names
 
-    labels = sides[0].labels if isinstance(sides[0], StringClasses) else None
+    labels = getattr(sides[0], "labels", None)
     if labels is None:
         return False
     with new_names(folder) as names:
         for start in range(0, len(labels), _WINDOW):
-            names.append([name.encode() for name in labels[start : start + _WINDOW].tolist()])
+            names.append([name.encode() for name in labels[start : start + _WINDOW]])
     return True

@@ -24,7 +24,7 @@ from xmc_stream.convert.matrices.rules import Rules
 from xmc_stream.convert.matrices.sides import BlockSize, NoLabels
 from xmc_stream.convert.matrices.source import SidePart
 from xmc_stream.convert.messages import shown
-from xmc_stream.convert.options import Like, Options, of_labels
+from xmc_stream.convert.options import ConvertOptions, Like, of_labels
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt
@@ -61,13 +61,13 @@ class _Input:
 class XMLRepoText:
     """One set in one or several texts, whose headers are read.
 
-    options.labels: the files of the labels where `paths` hold features alone; by default `NAME_X_Y.txt` beside
+    options.label_files: the files of the labels where `paths` hold features alone; by default `NAME_X_Y.txt` beside
     `NAME_X_Xf.txt`, compressed or not; options.unlabelled: none. like: where D and K come from instead of the headers.
     Raises InputError where a file or its header cannot be read, files contradict each other, or labels are given or lack
     against the header.
     """
 
-    def __init__(self, paths: Sequence[Path], options: Options, like: Like | None) -> None:
+    def __init__(self, paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> None:
         inputs = [_opened(path, _FORM) for path in paths]
         first = inputs[0]
         apart = first.n_more < 0
@@ -89,7 +89,7 @@ class XMLRepoText:
                 )
             if not options.unlabelled:
                 self._add_labels(paths, options)
-        elif options.labels:
+        elif options.label_files:
             raise InputError(f"{first.name} holds its labels itself, by its header of three numbers: leave out labels")
         if like:
             self.n_features = like.n_features
@@ -118,9 +118,9 @@ class XMLRepoText:
         self.bytes_in = sum(file.path.stat().st_size for file in everything if not self.alone)
         self._buffers = Buffers()
 
-    def _add_labels(self, paths: Sequence[Path], options: Options) -> None:
+    def _add_labels(self, paths: Sequence[Path], options: ConvertOptions) -> None:
         features = self._sides["X"]
-        beside = list(options.labels) or [_labels_beside(path) for path in paths]
+        beside = list(options.label_files) or [_labels_beside(path) for path in paths]
         if len(beside) != len(features):
             raise InputError(
                 f"{len(features)} files of features and {len(beside)} of labels: give as many, in one order"
@@ -208,7 +208,7 @@ class XMLRepoText:
         forget(file.path for side in self._sides.values() for file in side)
 
 
-def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> XMLRepoText:
+def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> XMLRepoText:
     """The set in these files."""
     return XMLRepoText(paths, options, like)
 

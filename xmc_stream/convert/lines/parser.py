@@ -32,7 +32,7 @@ class Dialect:
 
     libsvm: `#` begins a comment, lines without anything else are no rows; else every line is a row. x_base, y_base: the
     first id of features and of labels, None where only the whole input tells. skip, sum_duplicates, drop_unseen: as in
-    `Options`.
+    `ConvertOptions`.
     """
 
     libsvm: bool = False

@@ -10,7 +10,7 @@ from typing import Any
 from xmc_stream.convert.lines.files import file_identity
 from xmc_stream.convert.matrices.rules import Rules
 from xmc_stream.convert.matrices.sides import BlockSize, Reader, Side, block_bytes, fitted
-from xmc_stream.convert.options import Like, Options, of_labels
+from xmc_stream.convert.options import ConvertOptions, Like, of_labels
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
@@ -57,7 +57,7 @@ class Matrices:
         self,
         x: Sequence[Side],
         y: Sequence[Side],
-        options: Options,
+        options: ConvertOptions,
         like: Like | None,
         uses: Sequence[str] = (),
     ) -> None:
@@ -192,7 +192,7 @@ def attributes_of(parts: Sequence[tuple[Mapping[str, Any], tuple[str, ...]]]) ->
     return {name: count for name, count in counts.items() if count}
 
 
-def _check_options(options: Options, name: str, uses: Sequence[str]) -> None:
+def _check_options(options: ConvertOptions, name: str, uses: Sequence[str]) -> None:
     """Refuse what would change the result elsewhere and cannot be done for matrices."""
     if options.base:
         raise InputError(f"{name}: columns of a matrix count from 0: leave out --one-based")
@@ -201,7 +201,7 @@ def _check_options(options: Options, name: str, uses: Sequence[str]) -> None:
             f"{name}: rows of a matrix cannot be left out (--on-error=skip), as those of its labels are read apart: "
             "correct the rows, or convert a text"
         )
-    if options.text is not None:
+    if options.text_options is not None:
         raise InputError(f"{name} holds numbers: leave out the options of raw text")
     for option in ("layer", "label_key"):
         if getattr(options, option) and option not in uses:

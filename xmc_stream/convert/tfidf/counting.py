@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.convert.kernels.places import KIND, LIST
 from xmc_stream.convert.kernels.words import FIRST, ROWS, TIMES
 from xmc_stream.convert.messages import shown
-from xmc_stream.convert.options import Like, Options, TextOptions, of_labels
+from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.table import Counts, Terms, WordTable, joined, joined_positives, terms_of, texts_of
@@ -188,7 +188,7 @@ class HashedRows:
         return len(self._rows)
 
 
-def label_base(options: Options, like: Like | None) -> int:
+def label_base(options: ConvertOptions, like: Like | None) -> int:
     """Where ids of labels begin: as given, or as in the training set, or 0."""
     if options.base is not None:
         return options.base
@@ -230,15 +230,35 @@ def id_of(record: Mapping[str, Any], field: str) -> bytes:
     return sound(str(value), field).encode()
 
 
+def labels_in(record: Mapping[str, Any], field: str, text: TextOptions) -> list[Any]:
+    """The labels of a record, ids or names. Raises BadRowError."""
+    if field not in record:
+        raise BadRowError(f"there is no field {field!r}: name the field of the labels (--label-field)")
+    labels = record[field]
+    if isinstance(labels, str) and text.label_lists:
+        labels = listed(sound(labels, field))
+    elif isinstance(labels, str) and text.label_delimiter is not None:
+        labels = [label.strip() for label in labels.split(text.label_delimiter)] if labels.strip() else []
+    elif isinstance(labels, str) or (isinstance(labels, int) and not isinstance(labels, bool)):
+        labels = [labels]
+    if not isinstance(labels, list):
+        raise BadRowError(f"field {field!r} is {kind_of(labels)}, not a list of labels")
+    for label in labels:
+        if isinstance(label, bool) or not isinstance(label, str | int) or type(label) is not type(labels[0]):
+            raise BadRowError(f"field {field!r} has {kind_of(label)} in it: labels are all names or all whole numbers")
+        if isinstance(label, str) and not sound(label, field):
+            raise BadRowError(f"a label in field {field!r} is empty")
+    return [_whole(label) for label in labels] if text.label_ids else labels
+
+
 class LabelRows:
     """Labels of rows: ids as they stand, or names by the numbers of a dictionary; kind: which, "" before the first."""
 
     def __init__(
-        self, text: TextOptions, options: Options, like: Like | None, part: int, kind: str, notes: dict[str, Any]
+        self, text: TextOptions, options: ConvertOptions, like: Like | None, part: int, kind: str, notes: dict[str, Any]
     ) -> None:
         self._field = text.label_field or ""
-        self._delimiter = text.label_delimiter
-        self._ids_as_text, self._lists = text.label_ids, text.label_lists
+        self._text = text
         self._options, self._notes = options, notes
         self._like = of_labels(like)
         self._bound = self._like.n_labels if self._like else options.n_labels
@@ -267,7 +287,7 @@ class LabelRows:
 
     def add(self, record: Mapping[str, Any], line: int) -> None:
         """Take the labels of a row. Raises BadRowError, and has taken none then."""
-        labels = self._of(record) if self._field else []
+        labels = labels_in(record, self._field, self._text) if self._field else []
         if len(set(labels)) < len(labels):
             if not self._options.sum_duplicates:
                 twice = next(label for i, label in enumerate(labels) if label in labels[:i])
@@ -297,9 +317,9 @@ class LabelRows:
 
     def look(self, block: Block, column: int) -> None:
         """Read the labels of a block's lines by kernels; a line that must be asked about anything is left to `add`."""
-        if self.kind == "names" and not self._ids_as_text and not self._lists:
+        if self.kind == "names" and not self._text.label_ids and not self._text.label_lists:
             self._texts = block.places[:, column, KIND] != LIST
-            self._terms, self._indptr = block.label_names(column, self._delimiter)
+            self._terms, self._indptr = block.label_names(column, self._text.label_delimiter)
         elif self.kind == "ids":
             high = 2**62 if self._bound is None else self._base + self._bound
             self._found, self._indptr = block.label_ids(column, max(self._base, 0), high)
@@ -324,28 +344,6 @@ class LabelRows:
             self.most = max(self.most, int(ids.max(initial=-1)))
             self._rows.append((indptr[start : stop + 1] - low, ids.copy(), None))
         self.n_ids += high - low
-
-    def _of(self, record: Mapping[str, Any]) -> list[Any]:
-        field = self._field
-        if field not in record:
-            raise BadRowError(f"there is no field {field!r}: name the field of the labels (--label-field)")
-        labels = record[field]
-        if isinstance(labels, str) and self._lists:
-            labels = listed(sound(labels, field))
-        elif isinstance(labels, str) and self._delimiter is not None:
-            labels = [label.strip() for label in labels.split(self._delimiter)] if labels.strip() else []
-        elif isinstance(labels, str) or (isinstance(labels, int) and not isinstance(labels, bool)):
-            labels = [labels]
-        if not isinstance(labels, list):
-            raise BadRowError(f"field {field!r} is {kind_of(labels)}, not a list of labels")
-        for label in labels:
-            if isinstance(label, bool) or not isinstance(label, str | int) or type(label) is not type(labels[0]):
-                raise BadRowError(
-                    f"field {field!r} has {kind_of(label)} in it: labels are all names or all whole numbers"
-                )
-            if isinstance(label, str) and not sound(label, field):
-                raise BadRowError(f"a label in field {field!r} is empty")
-        return [_whole(label) for label in labels] if self._ids_as_text else labels
 
     def _in_range(self, labels: list[int]) -> list[int]:
         low, high = min(labels), max(labels)

@@ -7,10 +7,10 @@ weights. Nothing in memory grows with the vocabulary. Reading files is in `jsonl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,13 +19,14 @@ import numpy as np
 from xmc_stream.convert.kernels.places import BLANK, HARD, SOUND
 from xmc_stream.convert.labels import SEPARATOR, Held, separator_of
 from xmc_stream.convert.lines.files import forget, name_of
-from xmc_stream.convert.messages import meant, shown, shown_text
-from xmc_stream.convert.options import Like, Options, TextOptions, of_labels
+from xmc_stream.convert.messages import shown
+from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
 from xmc_stream.convert.pieces import Piece, work_folder
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.convert.tfidf.block import IDS, STRINGS, Block, Record, load_kernels
 from xmc_stream.convert.tfidf.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
+from xmc_stream.convert.tfidf.fields import kind_of_labels, resolved
 from xmc_stream.convert.tfidf.merging import MERGE_BYTES, Maps, merged
 from xmc_stream.convert.tfidf.rowids import IDS_BYTES, JoinIds, RowIds
 from xmc_stream.convert.tfidf.vectorizer import bytes_per_byte, like_options, stored_options
@@ -48,10 +49,8 @@ _HASHED_BYTES = 120 * _TOKENS  # the same, with the words themselves
 _LEAST_LINE, _MOST_LINE = 2**18, 2**24
 _LINE_ROOM = 2**27  # bytes for the longest line, where there are as many
 _LEAST_DICTIONARY, _MOST_DICTIONARY = 2**22, 2**28
-_SHOWN_FIELDS = 10
+_PLACE = re.compile(r"(.*)[:\[]([0-9]+)\]?", re.DOTALL)  # FILE:LINE, or frame[ROW]
 _SHOWN_ROWS = 1000  # skipped rows that are listed
-TEXT_FIELDS = ("title", "content", "text", "body", "document", "abstract", "description", "sentence")
-LABEL_FIELDS = ("target_ind", "labels", "label", "tags", "categories", "topics", "classes", "category", "class")
 
 
 class Records(Protocol):
@@ -83,7 +82,7 @@ class RecordsPart:
     number: int
     records: Records
     text: TextOptions
-    options: Options
+    options: ConvertOptions
     like: Like | None
     dictionary: int
     longest: int
@@ -179,8 +178,8 @@ class RecordsPart:
     def _skip(self, notes: dict[str, Any], line: int, why: str) -> None:
         notes["skipped"] += 1
         if len(notes["skipped_rows"]) < _SHOWN_ROWS:
-            file, _, number = self.records.where(line).rpartition(":")
-            notes["skipped_rows"].append([file, int(number), why])
+            place = _PLACE.fullmatch(self.records.where(line))
+            notes["skipped_rows"].append([*((place[1], int(place[2])) if place else ("", line)), why])
 
     @staticmethod
     def _write(folder: Path, run: int, rows: WordRows | HashedRows, labels: LabelRows) -> tuple[int, int]:
@@ -190,69 +189,73 @@ class RecordsPart:
 
     def _text(self, record: Mapping[str, Any]) -> str:
         texts = []
-        for field in self.text.text_fields:
+        for name in self.text.text_fields:
             try:
-                text = record[field]
+                text = record[name]
             except KeyError:
-                raise BadRowError(f"there is no field {field!r}: name the fields of the text (--text-field)") from None
+                raise BadRowError(f"there is no field {name!r}: name the fields of the text (--text-field)") from None
             if not isinstance(text, str):
-                raise BadRowError(f"field {field!r} is {kind_of(text)}, not a text")
-            texts.append(sound(text.replace("\0", " "), field))  # an escaped NUL is no damage: it separates words
+                raise BadRowError(f"field {name!r} is {kind_of(text)}, not a text")
+            texts.append(sound(text.replace("\0", " "), name))  # an escaped NUL is no damage: it separates words
         return "\n".join(texts)
 
 
-class RecordsSource:
-    """Raw text in files of one kind: what `source.Source` asks for.
+@dataclass(frozen=True)
+class Input:
+    """Records that a format has found. name: of the format, in words; paths: of files; records: of each part, in order;
+    first: a record, which shows the fields; identity: what tells these files from others.
 
-    name: of the format, in words; records: of each part, in order; first: a record, which shows the fields; files: what
-    tells them from others; largest: bytes of text of one of them at most, None if unknown; alone: they can be read once;
-    overhead: bytes that reading them takes beside the parts' own.
+    largest: bytes of text of one of them at most, None if unknown; alone: they can be read once; overhead: bytes that
+    reading them takes beside the parts' own; in_memory: the only path is no file, but what messages call the records.
     """
 
-    def __init__(
-        self,
-        name: str,
-        paths: Sequence[Path],
-        records: Sequence[Records],
-        first: Mapping[str, Any],
-        options: Options,
-        like: Like | None,
-        files: list[Any],
-        largest: int | None,
-        alone: bool = False,
-        overhead: int = 0,
-    ) -> None:
-        if options.labels:
+    name: str
+    paths: Sequence[Path]
+    records: Sequence[Records]
+    first: Mapping[str, Any]
+    identity: list[Any]
+    largest: int | None
+    alone: bool = False
+    overhead: int = 0
+    in_memory: bool = False
+
+
+class RecordsSource:
+    """Raw text in files of one kind: what `source.Source` asks for."""
+
+    def __init__(self, found: Input, options: ConvertOptions, like: Like | None) -> None:
+        name, paths, first = found.name, found.paths, found.first
+        if options.label_files:
             raise InputError(f"{paths[0]} is {name}: its labels stand in a field of it, not in a file of their own")
         if options.n_features is not None:
             raise InputError(
                 f"{paths[0]} is {name}: how many features there are, its words tell (max_features bounds them)"
             )
-        given = options.text or TextOptions()
+        given = options.text_options or TextOptions()
         text = like_options(stored_options(like.path, like.name), given, like.name) if like else given
         if options.unlabelled:
             text, given = replace(text, label_field=""), replace(given, label_field="")
-        self.text, self._chosen = _resolved(text, given, first, name_of(paths[0]), like is not None)
-        self._name, self._paths, self._records = name, paths, records
+        self.text, self._chosen = resolved(text, given, first, name_of(paths[0]), like is not None)
+        self._name, self._paths, self._records = name, paths, found.records
         self._options, self._like = options, like
         names = [path.name for path in paths]
         self.attributes: dict[str, Any] = {"source": names if len(names) > 1 else names[0], "source_format": name}
-        self.files = list(paths)
-        self.identity: dict[str, Any] = {"files": files, "text": self.text.attributes()}
-        self.bytes_in = sum(path.stat().st_size for path in paths if not alone)
-        self.alone = alone
-        self._largest = largest
+        self.files = [] if found.in_memory else list(paths)
+        self.identity: dict[str, Any] = {"files": found.identity, "text": self.text.attributes()}
+        self.bytes_in = sum(path.stat().st_size for path in paths if not found.alone)
+        self.alone = found.alone
+        self._largest = found.largest
         self.n_samples: int | None = None
         self.x_entries: int | None = None
         self.y_entries: int | None = None
         self.n_features = like.n_features if like else self.text.hash_features
         kept = of_labels(like)
         self.n_labels = kept.n_labels if kept else None
-        self.overhead = {"decompression": overhead} if overhead else {}
+        self.overhead = {"decompression": found.overhead} if found.overhead else {}
         known = open_names(kept.path, "labels") if kept and not options.unlabelled else None
         if known is not None and not ascend(known):
             self.overhead["labels by name"] = NamedIds.BYTES * len(known)
-        self._kind = _kind_of_labels(self.text, first)
+        self._kind = kind_of_labels(self.text, first)
         self._dictionary, self._longest = _LEAST_DICTIONARY, _LEAST_LINE
 
     def load_kernels(self) -> None:
@@ -301,93 +304,90 @@ class RecordsSource:
             raise InputError(
                 f"{self._paths[0]}: labels are numbers in some rows and names in others: write them all alike"
             )
-        like = str(self._like.path) if self._like else ""
-        folders: dict[str, Path] = {}
+        words = yield from self._words(work, notes, n_rows)
+        folders: dict[str, Path] = dict(words.folders)
+        labels = yield from self._labels(work, notes, kinds, folders)
+        jobs = list(self._weighing(work, parts, words, labels))
+        receipts = yield Phase("weigh", jobs, twice=True)
         attributes: dict[str, Any] = {"text_fields": list(self.text.text_fields), "label_field": self.text.label_field}
         if self.text.id_field:
             attributes["id_field"] = self.text.id_field
-        word_maps: list[Maps] = []
-        words = _sorted_runs(notes, "words", 1)
-        features = work / "features"
-        if self.text.hash_features:
-            rows_files = tuple(f"{run.folder}/rows" for run in words)
-            job = WeighHashed("features", rows_files, n_rows, self.text, str(features), like)
-            yield Phase("weigh hashes", [job], twice=True)
-            n_features = self.text.hash_features
-            said = f"words hashed to {n_features:,} features"
-        else:
-            vocabulary, word_maps = yield from merged(work, "words", words)
-            n_like = self._like.n_features if self._like else 0
-            choose = ChooseFeatures("features", vocabulary, n_rows, self.text, str(features), like, n_like)
-            (receipt,) = yield Phase("choose words", [choose], twice=True)
-            n_features = receipt["n"]
-            folders["names/features"] = features / "names"
-            if self._like:
-                attributes["unknown_words"] = receipt["unknown_words"]
-                attributes["dropped_features"] = receipt["unknown"]
-                said = f"{receipt['unknown']:,} words that {self._like.name} does not have left out"
-            else:
-                attributes["different_words"] = sum(run.n for run in vocabulary)
-                said = f"{n_features:,} of {attributes['different_words']:,} words"
-        if not n_features and n_rows:
-            raise InputError(f"{self._paths[0]}: no words are left as features: lower min_df, or raise max_df")
-        folders["vectorizer"] = features / "vectorizer"
-        n_labels, label_maps, labels, dropped, labels_said, held = yield from self._labels(work, notes, kinds, folders)
-        if 2 * sum(note["label_texts"] for note in notes) > n_rows and (separator := separator_of(held)):
-            attributes[SEPARATOR] = separator
-        weigh = []
-        at = 0
-        for i, part in enumerate(parts):
-            n_runs = len(part.notes["runs"])
-            here = slice(at, at + n_runs)
-            at += n_runs
-            lengths = [run[0] for run in part.notes["runs"]]
-            weigh.append(
-                Weigh(
-                    f"weigh/{i:05d}",
-                    {side: piece.receipt() for side, piece in part.pieces.items()},
-                    lengths,
-                    [] if self.text.hash_features else list(zip(words[here], word_maps[here], strict=True)),
-                    list(zip(labels[here], label_maps[here], strict=True)),
-                    self.text,
-                    n_features,
-                    n_labels,
-                    str(work),
-                    f"{i:05d}",
-                )
-            )
-        receipts = yield Phase("weigh", weigh, twice=True)
-        if self.text.id_field:
             folders[ROW_IDS] = work / ROW_IDS
             join = JoinIds(tuple(note["folder"] for note in notes), str(folders[ROW_IDS]))
             yield Phase("join ids", [join], twice=True)
+        attributes.update(words.attributes)
+        if 2 * sum(note["label_texts"] for note in notes) > n_rows and (separator := separator_of(labels.held)):
+            attributes[SEPARATOR] = separator
         if kinds == {"ids"}:
             attributes["label_base"] = self._base()
-        summed = {key: sum(note[key] for note in notes) for key in ("skipped", "blank_lines", "summed_duplicates")}
-        summed["dropped_labels"] = dropped + sum(note["dropped_labels"] for note in notes)
-        attributes.update({key: n for key, n in summed.items() if n})
-        if summed["skipped"]:
-            attributes["skipped_rows"] = [row for note in notes for row in note["skipped_rows"]][:_SHOWN_ROWS]
+        attributes.update(_left_out(notes, labels.dropped))
         return Settled(
-            n_features,
-            n_labels,
+            words.n,
+            labels.n,
             [Piece.of(receipt["X"]) for receipt in receipts],
             [Piece.of(receipt["Y"]) for receipt in receipts],
-            f"{self._name}, {n_rows:,} rows, {self._chosen}{labels_said}, {said}",
-            y_base=0 if labels else self._base(),
+            f"{self._name}, {n_rows:,} rows, {self._chosen}{labels.said}, {words.said}",
+            y_base=0 if labels.runs else self._base(),
             normalize="l2",
             attributes=attributes,
             folders=folders,
         )
+
+    def _words(
+        self, work: Path, notes: list[dict[str, Any]], n_rows: int
+    ) -> Generator[Phase, list[Receipt], _Numbered]:
+        """The vocabulary, or what hashes make of the words."""
+        like = str(self._like.path) if self._like else ""
+        runs, features = _sorted_runs(notes, "words", 1), work / "features"
+        folders = {"vectorizer": features / "vectorizer"}
+        if self.text.hash_features:
+            rows_files = tuple(f"{run.folder}/rows" for run in runs)
+            job = WeighHashed("features", rows_files, n_rows, self.text, str(features), like)
+            yield Phase("weigh hashes", [job], twice=True)
+            n = self.text.hash_features
+            return _Numbered(n, f"words hashed to {n:,} features", folders=folders)
+        vocabulary, maps = yield from merged(work, "words", runs)
+        n_like = self._like.n_features if self._like else 0
+        choose = ChooseFeatures("features", vocabulary, n_rows, self.text, str(features), like, n_like)
+        (receipt,) = yield Phase("choose words", [choose], twice=True)
+        folders["names/features"] = features / "names"
+        if self._like:
+            about = {"unknown_words": receipt["unknown_words"], "dropped_features": receipt["unknown"]}
+            said = f"{receipt['unknown']:,} words that {self._like.name} does not have left out"
+        else:
+            about = {"different_words": sum(run.n for run in vocabulary)}
+            said = f"{receipt['n']:,} of {about['different_words']:,} words"
+        if not receipt["n"] and n_rows:
+            raise InputError(f"{self._paths[0]}: no words are left as features: lower min_df, or raise max_df")
+        return _Numbered(receipt["n"], said, runs, maps, attributes=about, folders=folders)
+
+    def _weighing(self, work: Path, parts: list[PartRead], words: _Numbered, labels: _Numbered) -> Iterator[Weigh]:
+        """A job for each part: its rows get the numbers of the vocabulary, and weights."""
+        at = 0
+        for i, part in enumerate(parts):
+            lengths = [run[0] for run in part.notes["runs"]]
+            here = slice(at, at + len(lengths))
+            at += len(lengths)
+            yield Weigh(
+                f"weigh/{i:05d}",
+                {side: piece.receipt() for side, piece in part.pieces.items()},
+                lengths,
+                list(zip(words.runs[here], words.maps[here], strict=True)),
+                list(zip(labels.runs[here], labels.maps[here], strict=True)),
+                self.text,
+                words.n,
+                labels.n,
+                str(work),
+                f"{i:05d}",
+            )
 
     def _base(self) -> int:
         return label_base(self._options, self._like)
 
     def _labels(
         self, work: Path, notes: list[dict[str, Any]], kinds: set[str], folders: dict[str, Path]
-    ) -> Generator[Phase, list[Receipt], tuple[int, list[Maps], list[SortedRun], int, str, list[list[int]]]]:
-        """Number of labels; maps and runs of their names, none where they are ids; labels dropped; what to say; what names
-        hold."""
+    ) -> Generator[Phase, list[Receipt], _Numbered]:
+        """Labels: without runs where they are ids. folders: gets that of their names."""
         like = of_labels(self._like)
         if kinds != {"names"}:
             most = max((note["most_label"] for note in notes), default=-1) + 1 - self._base()
@@ -398,7 +398,7 @@ class RecordsSource:
                 )
                 yield Phase("copy names", [copied], twice=True)
                 folders["names/labels"] = work / "labels" / "names"
-            return n_labels, [], [], 0, f" (ids from {self._base()})" if kinds else "", Held().counts
+            return _Numbered(n_labels, f" (ids from {self._base()})" if kinds else "", held=Held().counts)
         if like and open_names(like.path, "labels") is None:
             raise InputError(
                 f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too (--label-ids)"
@@ -414,11 +414,38 @@ class RecordsSource:
                 "--unseen=drop leaves out such labels, --new-labels takes them for `xmc-stream append`"
             )
         folders["names/labels"] = work / "labels" / "names"
-        return receipt["n"], maps, runs, receipt["unknown"], " (names)", receipt["held"]
+        return _Numbered(receipt["n"], " (names)", runs, maps, dropped=receipt["unknown"], held=receipt["held"])
 
     def close(self) -> None:
         """Close pipes that were not read."""
         forget(self._paths)
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """Words, or labels, of all parts. n: of those that are kept; said: in words; runs, maps: of each part, to their numbers.
+
+    held: what names of labels hold, see `Held`.
+    """
+
+    n: int
+    said: str
+    runs: list[SortedRun] = field(default_factory=list)
+    maps: list[Maps] = field(default_factory=list)
+    dropped: int = 0
+    held: list[list[int]] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
+
+
+def _left_out(notes: list[dict[str, Any]], dropped: int) -> dict[str, Any]:
+    """What was left out or added up in all parts, for the dataset's attributes. dropped: labels, besides those of the notes."""
+    summed = {key: sum(note[key] for note in notes) for key in ("skipped", "blank_lines", "summed_duplicates")}
+    summed["dropped_labels"] = dropped + sum(note["dropped_labels"] for note in notes)
+    about: dict[str, Any] = {key: n for key, n in summed.items() if n}
+    if summed["skipped"]:
+        about["skipped_rows"] = [row for note in notes for row in note["skipped_rows"]][:_SHOWN_ROWS]
+    return about
 
 
 def _sorted_runs(notes: list[dict[str, Any]], kind: str, column: int) -> list[SortedRun]:
@@ -428,50 +455,3 @@ def _sorted_runs(notes: list[dict[str, Any]], kind: str, column: int) -> list[So
         for note in notes
         for i, run in enumerate(note["runs"])
     ]
-
-
-def _resolved(
-    text: TextOptions, given: TextOptions, first: Mapping[str, Any], name: str, optional: bool
-) -> tuple[TextOptions, str]:
-    """Options with the fields that this input has, and what was chosen, in words.
-
-    given: what was asked for of this input, which must be there; optional: whether labels may lack.
-    """
-    fields = text.text_fields
-    if not fields:
-        strings = [field for field in TEXT_FIELDS if isinstance(first.get(field), str)]
-        fields = tuple(strings[: 2 if {"title", "content"} <= set(strings) else 1])
-    if not fields:
-        raise InputError(f"{name}:1: no text field of a common name: it has {_names(first)}: give --text-field")
-    for kind, asked in (("text", fields), ("label", (given.label_field,)), ("id", (given.id_field,))):
-        for field in asked:
-            if field and field not in first:
-                raise InputError(
-                    f"{name}:1: no {kind} field {shown_text(field)}{meant(field, first)}: it has {_names(first)}: "
-                    f"give --{kind}-field"
-                )
-    label = text.label_field
-    if label is None or (label and optional and label not in first):
-        label = next((field for field in LABEL_FIELDS if field in first), "")
-    if not label and not optional and text.label_field is None:
-        raise InputError(f"{name}:1: no label field: it has {_names(first)}: give --label-field")
-    ids = text.id_field if text.id_field in first else None
-    said = f"text of {' and '.join(fields)}, " + (f"labels of {label}" if label else "no labels")
-    said += f", ids of {ids}" if ids else ""
-    return replace(text, text_fields=tuple(fields), label_field=label, id_field=ids), said
-
-
-def _names(first: Mapping[str, Any]) -> str:
-    """The fields of a record, the first of them, in a line."""
-    names = list(map(shown_text, islice(first, _SHOWN_FIELDS)))
-    return ", ".join(names) + (", ..." if len(first) > len(names) else "")
-
-
-def _kind_of_labels(text: TextOptions, first: Mapping[str, Any]) -> str:
-    """What the labels of a record are: "names" or "ids", "" where it has none."""
-    labels = LabelRows(text, Options(), None, 0, "", {})
-    try:
-        labels.add(first, 1)
-    except BadRowError:
-        return ""
-    return labels.kind

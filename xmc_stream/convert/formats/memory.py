@@ -1,0 +1,236 @@
+"""What is in memory already as a source: matrices, arrays, frames and texts, and their labels."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmc_stream.convert.formats.frames import Column, Frame, FrameArray, column_of, frame_of, indicated
+from xmc_stream.convert.formats.label_lists import ListedLabels, listed_side
+from xmc_stream.convert.formats.matrix_files import NamedMatrices
+from xmc_stream.convert.formats.scipy_matrices import in_memory
+from xmc_stream.convert.formats.string_classes import string_classes, with_names
+from xmc_stream.convert.matrices.arrays import ClassSide, DenseSide, check_real
+from xmc_stream.convert.matrices.memory import MemoryArray
+from xmc_stream.convert.matrices.sides import NoLabels, Side
+from xmc_stream.convert.matrices.whole import as_csr
+from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
+from xmc_stream.convert.source import Source
+from xmc_stream.convert.tfidf.block import Record
+from xmc_stream.convert.tfidf.fields import LABEL_FIELDS
+from xmc_stream.convert.tfidf.records import Input, RecordsSource
+from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.system.memory import format_size
+
+_BATCH = 256  # rows of text at hand
+_PART = 2**18  # rows of text of a part
+_SPARSE = "scipy matrix"
+
+
+def open_memory(X: Any, options: ConvertOptions, like: Like | None) -> Source:
+    """X, with labels of `options` or in a column of its own. Raises InputError for what is no set of samples."""
+    if isinstance(X, np.ma.MaskedArray):
+        raise InputError("X is a masked array: fill what is masked")
+    if options.unlabelled and options.labels is not None:
+        raise InputError("labels are given, and are to be left out: leave out one of them")
+    if frame := frame_of(X):
+        return _of_frame(frame, options, like)
+    column = column_of(X)
+    if column is not None and column.numbers is None and _are_texts(column):
+        return _of_texts(column, options, like)
+    matrix = _two_dimensions(X) if column is not None or not hasattr(X, "tocsr") else X
+    return open_matrices(matrix, options.labels, replace(options, labels=None), like)
+
+
+def open_matrices(X: Any, Y: Any, options: ConvertOptions, like: Like | None) -> NamedMatrices:
+    """X (N x D) and Y, its labels, in memory: see `xmc_stream.convert`. Raises InputError."""
+    x = _features(X)
+    if options.unlabelled:
+        y: Side = NoLabels(x.name, x.kind, x.n_rows)
+    elif Y is None:
+        raise InputError("features were given as a matrix and labels were not: give Y as labels=")
+    else:
+        y = label_side(Y, options, like)
+    return _joined(x, y, options, like)
+
+
+def _joined(x: Side, y: Side, options: ConvertOptions, like: Like | None) -> NamedMatrices:
+    if isinstance(y, ListedLabels):  # which were read as `text` says
+        options = replace(options, text=None)
+    source = NamedMatrices([x], with_names([y], like, options.drop_unseen), replace(options, label=None), like)
+    source.alone = True
+    kind = "scipy matrices" if x.kind == _SPARSE else x.kind
+    source.attributes = {"source": kind, "source_format": kind}
+    source.identity["matrices"] = uuid.uuid4().hex  # nothing tells others like them from these in a later process
+    return source
+
+
+def _features(X: Any) -> Side:
+    if hasattr(X, "tocsr"):
+        return in_memory(X, "X")
+    array = np.asarray(X)
+    if array.shape[1] == 0:
+        raise InputError(f"X has the shape {array.shape}, without columns: there is nothing to convert")
+    check_real(array.dtype, "X")
+    return DenseSide("X", "array", (), array.shape[0], array.shape[1], MemoryArray(array))
+
+
+def _two_dimensions(X: Any) -> Any:
+    """X as an array (n x D). Raises InputError for what is none."""
+    listed = isinstance(X, list | tuple)
+    if not listed and hasattr(X, "__array__") and np.ndim(X) == 2:
+        return np.asarray(X)
+    shape = f" of the shape {np.shape(X)}" if hasattr(X, "__array__") else ""
+    raise InputError(
+        f"X must be a two-dimensional matrix or array, a frame, texts, or paths of files, got {type(X).__name__}{shape}"
+        + (": give numpy.array of it, or texts with labels=" if listed else "")
+    )
+
+
+def label_side(Y: Any, options: ConvertOptions, like: Like | None) -> Side:
+    """Y in memory: an indicator (N x K), sparse or dense, a class a row, or lists of labels. Raises InputError."""
+    if hasattr(Y, "tocsr"):
+        return in_memory(Y, "Y")
+    if frame := frame_of(Y):
+        Y = _array_of(frame)
+    if isinstance(Y, np.ndarray):
+        flat: Any = Y.reshape(-1) if Y.ndim == 2 and Y.shape[1:] == (1,) else Y
+        if flat.ndim == 1 and flat.dtype.kind in "iu":
+            return ClassSide("Y", "class ids", (), MemoryArray(flat))
+        if flat.ndim == 1 and flat.dtype.kind in "US":
+            return string_classes("Y", "class names", (), MemoryArray(flat))
+        if flat.ndim == 2:
+            check_real(flat.dtype, "Y")
+            return DenseSide("Y", "array", (), flat.shape[0], flat.shape[1], MemoryArray(flat))
+        Y = flat
+    if isinstance(Y, str) or (column := column_of(Y)) is None:
+        raise InputError(
+            f"labels must be a matrix (N x K), a class a row, or lists of labels, beside X in memory, not {type(Y).__name__}: "
+            "give files for both, or both in memory"
+        )
+    return listed_side(column, "labels", options, like)
+
+
+def _array_of(frame: Frame) -> Any:
+    columns = tuple(frame.columns.values())
+    if any(column.numbers is None for column in columns):
+        raise InputError(
+            "labels are a frame with columns that are no numbers: give an indicator (N x K), or one column"
+        )
+    return (
+        FrameArray(columns, np.dtype(np.float64))
+        .stream(0, 0)
+        .take(frame.n_rows * len(columns))
+        .reshape(frame.n_rows, -1)
+    )
+
+
+def _are_texts(column: Column) -> bool:
+    """Whether all rows of a column are texts; those that are none are named when they are read."""
+    return column.n_rows > 0 and isinstance(column.objects(0, 1)[0], str)
+
+
+def _of_frame(frame: Frame, options: ConvertOptions, like: Like | None) -> Source:
+    """A frame of texts, or of numbers alone beside the column of labels, if no text is named."""
+    label = options.text_options.label_field if options.text_options else None
+    if label is None and options.labels is None:
+        label = next((name for name in LABEL_FIELDS if name in frame.columns), None)
+    if not frame.n_rows:
+        raise InputError("the frame has no rows: there is nothing to convert")
+    features = {name: column for name, column in frame.columns.items() if name != label}
+    fields = options.text_options.text_fields if options.text_options else ()
+    if fields or not features or any(column.numbers is None for column in features.values()):
+        return _of_records(frame, "frame", options, like)
+    columns = tuple(features.values())
+    x = DenseSide("X", "frame", (), frame.n_rows, len(columns), FrameArray(columns, np.dtype(np.float64)))
+    if options.unlabelled:
+        return _joined(x, NoLabels(x.name, x.kind, x.n_rows), options, like)
+    if options.labels is not None:
+        if label is not None:
+            raise InputError("labels are given, and a column of labels is named: leave out one of them")
+        return _joined(x, label_side(options.labels, options, like), replace(options, labels=None), like)
+    if label is None or label not in frame.columns:
+        raise InputError(f"the frame has no column {label or 'of labels'!r}: name it by label=, or give labels=")
+    return _joined(x, listed_side(frame.columns[label], label, options, like), options, like)
+
+
+def _of_texts(column: Column, options: ConvertOptions, like: Like | None) -> Source:
+    """Texts alone: they have one field, which has no name of the user's."""
+    text = options.text_options or TextOptions()
+    if text.text_fields or text.label_field or text.id_field:
+        raise InputError("a list of texts has no fields: name fields of a frame, and give labels as labels=")
+    text = replace(text, text_fields=("text",), label_field=None if options.labels is not None else "")
+    if options.labels is None and not options.unlabelled:
+        raise InputError("texts were given and labels were not: give labels=, or unlabelled=True")
+    return _of_records(Frame({"text": column}), "texts", replace(options, text=text, label=None), like)
+
+
+def _of_records(frame: Frame, name: str, options: ConvertOptions, like: Like | None) -> RecordsSource:
+    """Raw text in columns, as a file of Parquet has them; labels of their own are one more column."""
+    if options.labels is not None:
+        if options.text_options and options.text_options.label_field:
+            raise InputError("labels are given, and a column of labels is named: leave out one of them")
+        labels, n_labels = _label_column(options.labels)
+        if labels.n_rows != frame.n_rows:
+            raise InputError(f"there are {frame.n_rows} texts and labels of {labels.n_rows}: they must be as many")
+        frame = Frame({**frame.columns, "labels": labels})
+        text = replace(options.text_options or TextOptions(), label_field="labels")
+        options = replace(options, text=text, label=None, labels=None, n_labels=options.n_labels or n_labels)
+    starts = range(0, frame.n_rows, _PART)
+    records = [MemoryRecords(frame, name, start, min(start + _PART, frame.n_rows)) for start in starts]
+    identity = [uuid.uuid4().hex]  # as of matrices
+    found = Input(name, [Path(name)], records, frame.first(), identity, None, alone=True, in_memory=True)
+    return RecordsSource(found, options, like)
+
+
+def _label_column(labels: Any) -> tuple[Column, int | None]:
+    """Labels in memory as a column, and how many there are where their shape says it."""
+    if frame := frame_of(labels):
+        labels = _array_of(frame)
+    if hasattr(labels, "tocsr") or (isinstance(labels, np.ndarray) and labels.ndim == 2):
+        from scipy.sparse import csr_matrix
+
+        matrix = as_csr(labels, "labels") if hasattr(labels, "tocsr") else csr_matrix(labels)
+        return indicated(matrix), int(matrix.shape[1])
+    column = None if isinstance(labels, str) else column_of(labels)
+    if column is None:
+        raise InputError(f"labels must be lists of labels, or a matrix (N x K), not {type(labels).__name__}")
+    return column, None
+
+
+@dataclass(frozen=True)
+class MemoryRecords:
+    """Rows [start, stop) of columns in memory, numbered from 0."""
+
+    frame: Frame
+    name: str
+    start: int
+    stop: int
+
+    def read(self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+        """Number and row."""
+        notes["bytes_read"] = 0
+        columns = [self.frame.columns[field] for field in fields]
+        for start in range(self.start, self.stop, _BATCH):
+            stop = min(start + _BATCH, self.stop)
+            found = [column.objects(start, stop) for column in columns]
+            n_bytes = sum(len(value) for values in found for value in values if isinstance(value, str))
+            if n_bytes > longest * 4:
+                raise MemoryLimitError(
+                    f"{self.where(start)}: {stop - start} rows from here on have {format_size(n_bytes)} of text, and the "
+                    f"limit leaves {format_size(longest * 4)}: raise --memory-limit"
+                )
+            for number, values in enumerate(zip(*found, strict=True), start):
+                yield number, dict(zip(fields, values, strict=True))
+
+    def load_kernels(self) -> None:
+        """There are none."""
+
+    def where(self, number: int) -> str:
+        """The row."""
+        return f"{self.name}[{number}]"
