@@ -141,7 +141,7 @@ def test_what_an_engine_refuses_is_refused(linear: Any) -> None:
     infinite = sp.csr_matrix((np.full(1, np.inf), [1], [0, 1]), shape=(1, D))
     for rows, k, said in (
         (data, 0, "between 1 and"), (X, K + 1, "between 1 and"), (X[:, :9], 1, "a matrix of 9 features"),
-        (X.toarray(), 1, "ndarray"), (twice, 1, "index 1 twice"), (infinite, 1, "not finite"),
+        (X.toarray()[0], 1, "give rows"), (twice, 1, "index 1 twice"), (infinite, 1, "not finite"),
     ):  # fmt: skip
         for execution in (HERE, ENGINE):
             with pytest.raises(InputError, match=said):

@@ -42,7 +42,7 @@ def predict(
     ----------
     model : Model, str or Path
         A trained model, or its path.
-    data : Dataset, str, Path, scipy sparse matrix (n x D), or list of str
+    data : Dataset, str, Path, scipy sparse matrix, array or frame (n x D), or list, series or array of str
         The samples, with as many features as the model. Their labels are not read. At a path lies a dataset, or a file
         that `convert` takes with the model as `like`. Texts are for a model that was trained on raw text.
     out : str or Path

@@ -106,7 +106,7 @@ def refuse_other_rows(model: Model, X: Any) -> None:
     sparse = hasattr(X, "tocsr")
     if not sparse or X.shape[1] != model.n_features:
         got = f"a matrix of {X.shape[1]} features" if sparse else type(X).__name__
-        raise InputError(f"got {got}: give a Dataset, a scipy sparse matrix with {model.n_features} features, or texts")
+        raise InputError(f"got {got}: give a Dataset, a matrix or an array with {model.n_features} features, or texts")
 
 
 def check_k(model: Model, k: int) -> None:

@@ -127,7 +127,7 @@ class Model(Kind):
 
         Parameters
         ----------
-        data : Dataset, scipy sparse matrix (n x D), or list of str
+        data : Dataset, scipy sparse matrix, array or frame (n x D), or list, series or array of str
             The samples. Texts are for a model that was trained on raw text. Rows of a matrix are divided by their l2
             norms if those that the model learned from were (`attributes["normalize"]`).
         k : int, default 5

@@ -16,7 +16,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.models.execution import Execution, advising, planned
 from xmc_stream.models.held import check_k, rank, refuse_other_rows
 from xmc_stream.models.normalisation import normalised
-from xmc_stream.models.samples import are_texts, converted
+from xmc_stream.models.samples import are_texts, asked, converted
 from xmc_stream.models.written import STANDARD_OUTPUT, file_needs, is_file, write_file, write_standard_output
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import SEAL
@@ -49,6 +49,7 @@ def predict_topk(
         raise InputError(
             f"got {str(data)[:40]!r}: give texts as a list, also a single one, and a dataset by open_dataset(path)"
         )
+    data = asked(data, execution)
     texts = are_texts(data)
     if not texts and not isinstance(data, Dataset):
         refuse_other_rows(model, data)

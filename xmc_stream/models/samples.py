@@ -12,15 +12,62 @@ import numpy as np
 
 from xmc_stream.errors import InputError
 from xmc_stream.models.execution import Execution
+from xmc_stream.models.normalisation import normalised
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.remote import as_path
 from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.memory import FEW_BYTES, MemoryLimit
 from xmc_stream.system.progress import current
 
 if TYPE_CHECKING:
     from xmc_stream.models.model import Model
 
+_ENTRY_BYTES = 3 * 8  # of a value of an array: its row and column as they are found, and as they are kept
 _CONVERTED = 0.5  # of a prediction from a file, that converting it takes
+
+
+def asked(data: Any, execution: Execution) -> Any:
+    """What a model is asked about, as its kinds know it: a series or an array of texts as a list, an array as CSR.
+
+    All else stays as it is. Raises InputError for what is no matrix, MemoryLimitError where the CSR matrix has no room.
+    """
+    if hasattr(data, "tocsr") or not hasattr(data, "__array__"):
+        return data
+    if (texts := texts_of(data)) is not None:
+        return texts
+    found = np.asarray(data)
+    if found.ndim != 2:
+        raise InputError(f"got an array of the shape {found.shape}: give rows (n x D), also a single one")
+    from scipy.sparse import csr_matrix
+
+    from xmc_stream.convert.matrices.arrays import check_real
+
+    check_real(found.dtype, "X")
+    n_bytes = (_ENTRY_BYTES + found.dtype.itemsize) * found.size
+    if n_bytes > FEW_BYTES:  # asking the system what is free takes longer than to make a small one
+        MemoryLimit.of(execution.memory_limit).check({"X as a CSR matrix": n_bytes}, "taking X")
+    return csr_matrix(found)
+
+
+def texts_of(data: Any) -> list[str] | None:
+    """The texts in a list, a series or an array of one dimension; None for anything else.
+
+    Raises InputError where a row is none and the first one is.
+    """
+    from xmc_stream.convert.formats.frames import column_of
+
+    column = None if isinstance(data, str) else column_of(data)
+    if column is None or column.numbers is not None or not column.n_rows:
+        return None
+    if not isinstance(column.objects(0, 1)[0], str):
+        return None
+    texts = column.objects(0, column.n_rows)
+    other = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+    if other is not None:
+        raise InputError(
+            f"row {other} (from 0) is {texts[other]!r:.40}, and others are texts: give a text for each row"
+        )
+    return texts
 
 
 def are_texts(data: Any) -> bool:
@@ -51,13 +98,9 @@ def converted(data: Any, model: Model, folder: Path, execution: Execution) -> Da
 
 def _as_dataset(X: Any, model: Model, path: Path, memory_limit: str | int | None) -> Dataset:
     """A scipy matrix as a dataset without labels."""
-    import scipy.sparse
-
     from xmc_stream.convert import convert
 
-    empty = np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(X.shape[0] + 1, np.int32)
-    none = scipy.sparse.csr_matrix(empty, shape=(X.shape[0], model.n_labels))
-    return convert(X, path, labels=none, memory_limit=memory_limit)
+    return convert(X, path, unlabelled=True, n_labels=model.n_labels, memory_limit=memory_limit)
 
 
 def _texts_as_dataset(texts: Sequence[str], model: Model, folder: Path, execution: Execution) -> Dataset:
@@ -95,6 +138,9 @@ def samples(data: Any, model: Model, folder: Path | None, execution: Execution, 
         yield data
         return
     if not isinstance(data, str | Path):
+        data = asked(data, execution)
+        if hasattr(data, "tocsr"):
+            data = normalised(model, data, execution)
         with temporary_folder(folder) as scratch:
             yield converted(data, model, scratch, execution)
         return
