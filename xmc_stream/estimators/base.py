@@ -21,6 +21,7 @@ from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, advising, as_model
+from xmc_stream.models.samples import texts_of
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.places import target_path
@@ -160,8 +161,9 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : scipy sparse matrix, array or frame (n x D), or Dataset, str or Path
-            The rows: a matrix, or a dataset on disk, or its path, which may be larger than memory.
+        X : scipy sparse matrix, array or frame (n x D), list, series or array of str, or Dataset, str or Path
+            The rows: a matrix, or texts, which become tf-idf of words by a vocabulary that the model keeps, or a dataset on
+            disk, or its path, which may be larger than memory.
         y : array, list, sparse matrix or None, default None
             The labels of a matrix X: a class for each row (n,), numbers or strings; a list of lists, sets or tuples of
             labels; or an indicator (n x K), dense or sparse, where a value other than zero is a positive. A dataset
@@ -278,21 +280,29 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise InputError("X is a dataset, which has its labels on disk: leave out y")
             dataset = as_dataset(X)
             check_dataset(dataset, self.normalize)
-            self.__dict__.pop("feature_names_in_", None)
-            self.n_features_in_ = dataset.n_features
+            self._has_features(dataset)
             return dataset, Indicator(dataset.n_labels, "float32", False)
         if y is None:
             validate_data(self, X, y)  # says that it is needed
         execution.limit((), [scratch])  # before anything is read: it may not be understood, or workers not see X
-        rows = as_rows(self, X, reset=True)
+        texts = texts_of(X)
+        rows = as_rows(self, X, reset=True) if texts is None else texts
         labels, target = encoded(y)
         check_consistent_length(rows, labels)
         names = scratch / "classes.jsonl"
+        normalize: Any = of_matrix(rows, self.normalize) if texts is None else "l2" if self.normalize else "none"
         dataset = convert(
-            rows, scratch / _ROWS, labels=labels, normalize=of_matrix(rows, self.normalize),
-            label_names=names if target.write_names(names) else None, memory_limit=self.memory_limit,
+            rows, scratch / _ROWS, labels=labels, normalize=normalize, memory_limit=self.memory_limit,
+            label_names=names if target.write_names(names) else None,
         )  # fmt: skip
+        if texts is not None:
+            self._has_features(dataset)
         return dataset, target
+
+    def _has_features(self, dataset: Dataset) -> None:
+        """Take the number of features from a dataset: they have no names of columns."""
+        self.__dict__.pop("feature_names_in_", None)
+        self.n_features_in_ = dataset.n_features
 
     def plan(self, X: Any) -> dict[str, Any]:
         """What `fit` would do with a dataset, without doing it.

@@ -15,14 +15,16 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from xmc_stream.arguments import native
 from xmc_stream.errors import InputError
-from xmc_stream.estimators.rows import as_rows, is_on_disk, is_text
+from xmc_stream.estimators.rows import as_rows, is_on_disk
 from xmc_stream.estimators.targets import Target
 from xmc_stream.evaluation.evaluate import evaluate
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration
 from xmc_stream.models.files import copy_model
+from xmc_stream.models.samples import texts_of
 from xmc_stream.store.dataset import Dataset, as_dataset
+from xmc_stream.store.names import open_vectorizer
 from xmc_stream.store.remote import is_url
 from xmc_stream.system.memory import FEW_BYTES, MemoryLimit, format_size
 
@@ -66,7 +68,7 @@ class Fitted:
 
         Parameters
         ----------
-        X : Dataset, its path, scipy sparse matrix, array or frame (n x D), or list of str
+        X : Dataset, its path, scipy sparse matrix, array or frame (n x D), or list, series or array of str
             The rows. Texts are for a model that was trained on raw text.
         k : int, default 5
             Labels of each row, from 1 to the number of labels.
@@ -96,7 +98,7 @@ class Fitted:
 
         Parameters
         ----------
-        X : Dataset, its path, scipy sparse matrix, array or frame (n x D), or list of str
+        X : Dataset, its path, scipy sparse matrix, array or frame (n x D), or list, series or array of str
             The rows.
 
         Returns
@@ -131,7 +133,7 @@ class Fitted:
 
         Parameters
         ----------
-        X : Dataset, its path, scipy sparse matrix, array or frame (n x D), or list of str
+        X : Dataset, its path, scipy sparse matrix, array or frame (n x D), or list, series or array of str
             The rows.
 
         Returns
@@ -162,7 +164,7 @@ class Fitted:
 
         Parameters
         ----------
-        X : Dataset, its path, scipy sparse matrix, array or frame (n x D), or list of str
+        X : Dataset, its path, scipy sparse matrix, array or frame (n x D), or list, series or array of str
             The rows.
 
         Returns
@@ -195,7 +197,7 @@ class Fitted:
 
         Parameters
         ----------
-        X : Dataset, its path, scipy sparse matrix, array or frame (n x D), or list of str
+        X : Dataset, its path, scipy sparse matrix, array or frame (n x D), or list, series or array of str
             The rows. A dataset comes with its labels.
         y : array, list, sparse matrix or None, default None
             The true labels, as in `fit`. None for a dataset.
@@ -308,7 +310,11 @@ class Fitted:
             )
         if is_on_disk(X):
             return as_dataset(X)
-        return X if is_text(X) else as_rows(self, X, reset=False)
+        if (texts := texts_of(X)) is None:
+            return as_rows(self, X, reset=False)
+        if open_vectorizer(self.model_.path) is None:
+            raise InputError("X is texts, and fit had a matrix: give such a matrix, or fit with texts")
+        return texts
 
     def _counted(self, X: Any) -> tuple[Any, int]:
         """The same, and the number of rows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +34,18 @@ def as_rows(estimator: Any, X: Any, **checks: Any) -> Any:
         if X.format != "csr":
             _check_room(limit, csr_bytes(int(X.nnz), X.dtype, X.shape[0]))
         X = as_csr(X, "X")  # scipy itself would crash on some that contradict their shape
-    X = validate_data(estimator, X, accept_sparse="csr", dtype="numeric", **checks)
+    given = X
+    try:
+        X = validate_data(estimator, given, accept_sparse="csr", dtype="numeric", **checks)
+        if X.dtype.kind == "O":  # frames of polars come through
+            X = X.astype(np.float64)
+    except ValueError:
+        if (text := _a_text(given)) is None:
+            raise
+        raise InputError(
+            f"X has {text[:40]!r} in the place of a number: texts are a list, a series or an array of one dimension of "
+            "str, as X['column']; numbers are a matrix of their own"
+        ) from None
     if not is_sparse and isinstance(X, np.ndarray):  # a frame of sparse columns is sparse by now
         _check_room(limit, _ENTRY_BYTES * int(np.count_nonzero(X)))
         return sp.csr_matrix(X)
@@ -51,9 +61,12 @@ def _check_room(memory_limit: str | int | None, n_bytes: int) -> None:
         MemoryLimit.of(memory_limit).check({"X as a CSR matrix": n_bytes}, "taking X")
 
 
-def is_text(X: Any) -> bool:
-    """Whether it is a list of texts."""
-    return isinstance(X, Sequence) and not isinstance(X, str) and len(X) > 0 and all(isinstance(x, str) for x in X)
+def _a_text(X: Any) -> Any:
+    """A text in the place of a number, in the first row of what is no matrix of numbers."""
+    if hasattr(X, "tocsr") or not hasattr(X, "__len__") or not len(X):
+        return None
+    row = np.asarray(X[:1], object).ravel().tolist()
+    return next((value for value in row if isinstance(value, str | bytes)), None)
 
 
 def is_on_disk(X: Any) -> bool:
