@@ -287,17 +287,17 @@ class ConvertOptions:
         Returns
         -------
         dict
-            The options other than their defaults, in words.
+            The options in words. A conversion that an earlier version began goes on where they are the same.
         """
-        given = {name: getattr(self, name) for name in _OF_SOURCE} | {"text": self.text_options}
-        found = {name: str(value) for name, value in given.items() if value is not None and value is not False}
-        return found if self.header else {**found, "header": "False"}
+        beside = (self.beside,) if isinstance(self.beside, str | Path) else tuple(self.beside or ())
+        given = {name: getattr(self, name) for name in _OF_SOURCE} | {"text": self.text_options, "beside": beside}
+        return {name: str(value) for name, value in given.items()} | ({"unlabelled": "True"} if self.unlabelled else {})
 
 
 _KNOWN: dict[str, tuple[Any, ...]] = {"normalize": NORMALIZE, "base": (0, 1)}
 _OF_SOURCE = (
     "label_names", "feature_names", "base", "skip", "sum_duplicates", "drop_unseen", "n_features", "n_labels",
-    "layer", "label_key", "unlabelled", "beside", "delimiter", "quote",
+    "layer", "label_key", "delimiter", "quote", "header",
 )  # fmt: skip
 
 
