@@ -104,3 +104,10 @@ def test_matrices_in_one_object(tmp_path: Path) -> None:
     X = sparse.csr_matrix(np.eye(4, dtype=np.float32))
     how = xs.ConvertOptions(labels=X, **LIMIT)
     assert xs.convert(X, tmp_path / "d.xmc", how).n_labels == 4
+
+
+def test_the_command_knows_the_formats_that_there_are() -> None:
+    from xmc_stream.cli.data import FORMATS
+    from xmc_stream.convert.formats.registry import formats
+
+    assert sorted(FORMATS) == sorted(formats())

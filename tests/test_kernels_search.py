@@ -22,6 +22,7 @@ from xmc_stream.linear import tiles
 from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.kernels.scores import FEW
 from xmc_stream.linear.tiles import tile_bytes, tile_width
+from xmc_stream.ppdsparse.kernels import search as search_kernels
 from xmc_stream.ppdsparse.kernels.search import (
     BINS,
     ActiveAhead,
@@ -35,8 +36,8 @@ from xmc_stream.ppdsparse.kernels.search import (
     places,
     search,
 )
+from xmc_stream.ppdsparse.parameters import LOSSES, PPDSparseParameters
 
-LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches
 
 
@@ -406,3 +407,10 @@ def test_a_tile_of_more_entries_than_four_bytes_number(monkeypatch: pytest.Monke
     assert searched(p, "hinge", 0, [0, 40]) == usual
     monkeypatch.setattr(tiles, "_MOST_PLACES", len(small.weights))
     assert tile_of(W, bias).start.dtype == np.int32
+
+
+def test_a_loss_has_the_number_of_its_place() -> None:
+    """What is summed where nothing is has a number that no loss has."""
+    numbers = {name: PPDSparseParameters(loss=name).loss_code for name in LOSSES}
+    assert numbers == {"squared_hinge": search_kernels.SQUARED_HINGE, "hinge": search_kernels.HINGE}
+    assert search_kernels.NO_LOSS not in numbers.values()

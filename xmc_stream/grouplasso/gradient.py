@@ -156,7 +156,7 @@ class GradientJob(_Part):
 
 @dataclass(frozen=True)
 class StepJob(_Part):
-    """Rows [first, last) of out = prox(v - g / length); sums of fixed runs of features, see `kernels.descent.step_rows`."""
+    """Rows [first, last) of out = prox(v - g / length); sums of fixed runs of features, see `step_rows` of the kernels."""
 
     length: float
     point: str

@@ -123,7 +123,7 @@ class Descent:
         return len(features) == 1 and int(self.columns.counts[features[0]]) > most
 
     def visit(self, order: NDArray[np.int64], violation: NDArray[np.float64]) -> None:
-        """Visit features in turn. violation (2,): the sum and the largest so far, see `kernels.descent.Visited`."""
+        """Visit features in turn. violation (2,): the sum and the largest so far, see `grouplasso.kernels.descent.Visited`."""
         for first, last in self.columns.batches(order, self._batch, self._most):
             stop_if_unwanted()
             some = order[first:last]
@@ -157,7 +157,7 @@ class Descent:
         self.weights.put(features, rows_of_w)
 
     def _visit_long(self, feature: int, visited: Visited) -> None:
-        """Visit a column in pieces, as `kernels.descent.visit` does."""
+        """Visit a column in pieces, as `grouplasso.kernels.descent.visit` does."""
         problem, sums, step, square = self.problem, self._sums, self._step, 0.0
         line = np.array([feature])
         w = self.weights.take(line)

@@ -35,7 +35,7 @@ class ClassVectors:
 
     Places are reserved as one array, and become resident as they are used. A table is 3/8 to 3/4 full, and a region that
     was left is used again, so an entry takes 11 to 22 bytes. What a vector holds is a function of the operations, in their
-    order. The order of sums over it is that of features by a fixed hash (`kernels.classvectors`), whatever was done before.
+    order. The order of sums over it is that of features by a fixed hash (`mips.kernels.classvectors`), whatever was done.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 
 BALANCED, PROPENSITY, GIVEN = "balanced", "propensity", "given"  # ways to weigh classes
-LOSSES = ("squared_hinge", "hinge")
+LOSSES = ("squared_hinge", "hinge")  # their places are their numbers in `ppdsparse.kernels.search`
 # LIBLINEAR's squared hinge, which DiSMEC uses at C = 1, has no half; without the l1 term it takes more rounds
 DISMEC = {
     "lam": 0.0,

@@ -85,8 +85,8 @@ def update_statistics(
     """Enter what the search of a round saw of the classes first, first + 1, ...: losses, violations outside; who is done.
 
     statistics (n, N_STATISTICS) is changed in the rows of open classes. Losses are whole multiples of a power of two
-    (`kernels.search.loss_grid`), so that neither sums nor what is decided by them depend on the cut into files. Returns
-    how many rows were found for each class. A search that is not exact enters nothing. of_classes: `Times.classes`,
+    (`ppdsparse.kernels.search.loss_grid`), so that neither sums nor what is decided by them depend on the cut into files.
+    Returns how many rows were found for each class. A search that is not exact enters nothing. of_classes: `Times.classes`,
     whose first column losses count.
     """
     n = len(statistics)

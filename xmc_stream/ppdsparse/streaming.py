@@ -1,8 +1,8 @@
 """PPDSparse's inner problem for many large classes at once, while the rows of X stream by.
 
 A class is large by the data alone: its active rows, with their own numbers, take more than LARGE_BYTES. Large classes
-visit their rows in an order that all of them share (`kernels.stream`), so one pass over X is an epoch of as many classes
-as there is memory for their v. `ppdsparse.solver` takes the same steps in the same order on classes that
+visit their rows in an order that all of them share (`ppdsparse.kernels.stream`), so one pass over X is an epoch of as many
+classes as there is memory for their v. `ppdsparse.solver` takes the same steps in the same order on classes that
 it holds whole. Which of the two solves a class is a matter of memory, and no bit of the result depends on it.
 """
 

@@ -25,7 +25,7 @@ class Block:
     """Lines one after another; gone when the next block comes.
 
     numbers (n,): of the lines in their part; text: with a newline behind each line; status (n,), places (n, fields, 3): as in
-    `kernels.places`; blank: whether a blank text of labels is none; record: a line as Python reads it, by its place here.
+    `convert.kernels.places`; blank: whether a blank text of labels is none; record: a line as Python reads it, by its place.
     """
 
     numbers: NDArray[np.int64]

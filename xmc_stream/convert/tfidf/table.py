@@ -109,7 +109,7 @@ class WordTable:
         return 3 * (_ENTRY * len(self) + int(self.words.ends[len(self)]))  # where it grows: itself, and twice as much
 
     def column(self, which: int) -> NDArray[np.int64]:
-        """ROWS, TIMES or FIRST of `kernels.words`, of each word."""
+        """ROWS, TIMES or FIRST of `convert.kernels.words`, of each word."""
         return self.words.counts[: len(self), which]
 
     def count_texts(self, texts: Terms, rule: Rule) -> Counts:

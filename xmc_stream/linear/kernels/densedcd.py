@@ -1,7 +1,7 @@
 """Dual coordinate descent on rows that have most features: whole lines of values instead of lists of entries.
 
-The problem and its steps are those of `kernels.dcd`. A margin and a step go over all features, many at a time, where lists
-of entries are looked up one by one. Absent features have the value 0, which changes no sum. A margin is summed by
+The problem and its steps are those of `linear.kernels.dcd`. A margin and a step go over all features, many at a time, where
+lists of entries are looked up one by one. Absent features have the value 0, which changes no sum. A margin is summed by
 feature (`soft_product`), so that rows that come as entries, features ascending (`Penalty.lanes`), have the same one, bit
 for bit.
 """

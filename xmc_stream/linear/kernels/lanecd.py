@@ -1,6 +1,6 @@
 """Dual coordinate descent for LANES classes beside each other, each with all rows in its active set.
 
-The problem and its steps are those of `kernels.dcd`. All classes visit the rows in one order, so a row is read once for
+The problem and its steps are those of `linear.kernels.dcd`. All classes visit the rows in one order, so a row is read once for
 all of them, and a feature's values of v are one cache line: lane l of line j is v_j of class l. A class's steps are its
 own: they do not depend on which classes stand in the other lanes. v and alpha are float32, and v is summed anew from alpha
 before violations are measured: what these lack then is in docs/design/all-rows.md.

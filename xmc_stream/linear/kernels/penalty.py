@@ -1,4 +1,4 @@
-"""What the dual problems of `kernels.dcd` weigh: the terms of the penalty, positives and negatives, classes and rows."""
+"""What the dual problems of `linear.kernels.dcd` weigh: the terms of the penalty, positives and negatives, classes and rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xmc_stream.kernels.jit import inner_kernel, kernel
 class Penalty(NamedTuple):
     """The inner problem's numbers: weights of the terms, h2 and upper of negatives and of positives, whether there is a bias.
 
-    lanes: whether margins are sums by feature, as those of rows with all features are (`kernels.densedcd`).
+    lanes: whether margins are sums by feature, as those of rows with all features are (`linear.kernels.densedcd`).
     """
 
     lam: float

@@ -1,6 +1,6 @@
 """The best class of each row by exact search: class after class, over rows that are stored by feature.
 
-Scores are float32, added in the order of ranks (`kernels.classvectors`). A product with a stored zero changes no sum, so a
+Scores are float32, added in the order of ranks (`mips.kernels.classvectors`). A product with a stored zero changes no sum, so a
 column of the rows may be dense or not.
 """
 
