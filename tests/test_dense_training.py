@@ -19,7 +19,7 @@ from xmc_stream.linear.kernels.topk import LEAD, _fold_fours, _fold_ordered, _le
 from xmc_stream.linear.tiles import TileRange
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.registry import method_of
-from xmc_stream.ppdsparse import large_classes, probe, solve
+from xmc_stream.ppdsparse import probe, solve
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset
@@ -52,7 +52,7 @@ def test_the_cut_of_the_work_changes_nothing(dense: Dataset, tmp_path: Path) -> 
 
 def test_lists_of_entries_give_nearly_the_same(dense: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = xs.PPDSparse(**SETTINGS).fit(dense, model=tmp_path / "lines").report_
-    for module in (solve, probe, large_classes):
+    for module in (solve, probe):
         monkeypatch.setattr(module, "has_dense_rows", lambda *_: False)
     entries = xs.PPDSparse(**SETTINGS).fit(dense, model=tmp_path / "entries").report_
     assert lines["objective"] == pytest.approx(entries["objective"], rel=1e-6)

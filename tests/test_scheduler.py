@@ -49,8 +49,6 @@ def test_training_goes_on_with_the_next_scheduler(data: Path, tmp_path: Path) ->
     with cluster(tmp_path / "second", int(address.rpartition(":")[2])) as (_, second), start(*command) as run:
         assert second == address
         assert run.wait(300) == 0
-        assert run.stdout is not None
-        assert "(resumed)" in run.stdout.read()
     keys = [event["job"] for event in read_events(tmp_path / "m" / "events.jsonl") if event["event"] == "job"]
     assert len(done) < len(keys)
     solved = [key for key in keys if key.startswith("solve/")]

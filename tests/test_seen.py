@@ -327,7 +327,7 @@ def test_a_run_without_a_cap_ends_on_rows_that_do_not_converge(tmp_path: Path, m
     if not folder:
         pytest.skip("XMC_STREAM_DATA is not set: no real data sets at hand")
     data = xs.convert(Path(folder) / "letter" / "train.txt.gz", tmp_path / "letter.xmc")  # rows of length 30
-    for module in ("parameters", "statistics"):
+    for module in ("parameters", "state"):
         monkeypatch.setattr(f"xmc_stream.ppdsparse.{module}.DOUBLINGS", 0)
     clf = xs.PPDSparse(memory_limit="2GB", max_rounds=None).fit(data, model=tmp_path / "m")
     assert clf.report_["n_open"] > 0

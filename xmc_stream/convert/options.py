@@ -209,7 +209,7 @@ class ConvertOptions:
     --------
     >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
     >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
-    >>> how = xs.ConvertOptions(normalize="l2", memory_limit="1GB")
+    >>> how = xs.ConvertOptions(normalize="l2", columns=True)
     >>> xs.convert(X, "kept-options.xmc", how, labels=X)
     Dataset('kept-options.xmc': 30 x 3, 3 labels)
     """
