@@ -196,4 +196,6 @@ def test_what_is_foreseen_comes_true(variant: str, some_rows: Path, tmp_path: Pa
     foreseen = cli("plan", "train", some_rows, tmp_path / "m", *options)
     done = cli("train", some_rows, tmp_path / "m", *options)
     assert 0.5 < done["passes"] <= foreseen["passes"]
-    assert done["peak_rss"] <= foreseen["peak_rss"] <= done["peak_rss"] + 75e6  # what a process counts as; unfilled buffers
+    assert (
+        done["peak_rss"] <= foreseen["peak_rss"] <= done["peak_rss"] + 75e6
+    )  # what a process counts as; unfilled buffers
