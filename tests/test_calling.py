@@ -138,7 +138,7 @@ def test_a_client_that_reaches_no_scheduler_is_closed(small: Path, tmp_path: Pat
 def test_a_cluster_object_is_a_scheduler_and_a_client_that_cannot_be_asked_is_refused(
     small: Path, tmp_path: Path
 ) -> None:
-    here = xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "here").model_.digest()
+    here = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here").model_.digest()
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", memory_limit=0
     ) as cluster:

@@ -6,12 +6,14 @@ import doctest
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked import Forked
 
 import xmc_stream as xs
 from xmc_stream.convert.options import TextOptions
@@ -67,12 +69,18 @@ def examples() -> list[doctest.DocTest]:
     return [test for place in places for test in finder.find(place, place.__name__, globs={}) if test.examples]
 
 
-@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
-def test_examples_are_true(example: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_example(name: str) -> None:
+    """Run the examples of one docstring; exit code 1, with what differed, if they are not true."""
+    (example,) = (example for example in examples() if example.name == name)
+    if doctest.DocTestRunner(verbose=False).run(example).failed:
+        sys.exit(1)
+
+
+@pytest.mark.parametrize("name", [example.name for example in examples()])
+def test_examples_are_true(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    failed = doctest.DocTestRunner(verbose=False).run(example, out=said.append).failed
-    assert failed == 0, "".join(said)
+    with Forked(run_example, name) as run:  # their limits are those of a process that begins with them
+        assert run.wait() == 0, run.stdout + run.stderr
 
 
 @pytest.mark.parametrize("name", sorted(_PUBLIC))

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from helpers.problems import LIMIT, overlapping
+from helpers.problems import LIMIT, overlapping, tight
 from sklearn.linear_model import LogisticRegression
 
 import xmc_stream as xs
@@ -198,7 +198,7 @@ def test_what_does_not_fit_in_the_limit_is_refused_with_what_to_do(several: tupl
     with pytest.raises(
         InputError, match=r"^a score for each of 10,000,000 rows and 5 .* take predict_topk .* memory_limit$"
     ):
-        clf.set_params(memory_limit="800MB").decision_function(many)
+        clf.set_params(memory_limit=tight(300 * 10**6)).decision_function(many)
     with pytest.raises(InputError, match=r"^a dense result of 10,000,000 rows .* fit with a sparse y"):
         clf.predict(many)
 

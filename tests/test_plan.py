@@ -63,7 +63,7 @@ def test_jobs_share_the_classes_of_a_search_where_rows_are_few(threads: int, tmp
     X = scipy.sparse.random(400, 60, 0.2, "csr", np.float32, rng)
     Y = scipy.sparse.random(400, 4096, 12 / 4096, "csr", np.float32, rng, lambda n: np.ones(n, np.float32))
     data = xs.convert(X, tmp_path / "data.xmc", labels=Y)
-    clf = xs.PPDSparse(threads=threads, memory_limit="1GB", all_rows=False)
+    clf = xs.PPDSparse(threads=threads, memory_limit="2GB", all_rows=False)
     foreseen = clf.plan(data)
     model = clf.fit(data, model=tmp_path / "m").model_
     keys = read_ledger(tmp_path / "m" / "ledger.jsonl")[0]
