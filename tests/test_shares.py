@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from itertools import compress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 import xmc_stream as xs
 from xmc_stream.errors import MemoryLimitError
+from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.units import cut_units
 from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse import shares as cutting
@@ -24,6 +27,7 @@ from xmc_stream.ppdsparse.plan import SolvePlan
 from xmc_stream.ppdsparse.problem import Share
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.ppdsparse.shares import JoinSharesJob, cut_shares, solve_plan, whole_units
+from xmc_stream.runtime import plan as plan_of_runs
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import Cuts, MemoryPlan
@@ -235,7 +239,7 @@ def test_shares_hold_every_class_once(counts: list[int], threads: int, processes
             return np.array(counts)
 
     plan = MemoryPlan(2**30, 2**30, threads, processes, Cuts(shares=shares))
-    cut, beside = cut_shares([Unit(0, len(counts))], Set(), plan)  # type: ignore[arg-type]
+    cut, beside = cut_shares([Unit(0, len(counts))], Set(), plan, PPDSparseParameters())  # type: ignore[arg-type]
     assert [share.first for share in cut] == [0, *(share.last for share in cut[:-1])]
     assert cut[-1].last == len(counts)
     assert beside == min(threads, len(cut))
@@ -244,6 +248,51 @@ def test_shares_hold_every_class_once(counts: list[int], threads: int, processes
     if shares > 1 and rows.sum() >= shares:
         assert len(cut) <= shares
         assert max(rows[share.first : share.last].sum() for share in cut) <= rows.sum() / shares + rows.max()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(1, 4), st.integers(1, 3), st.booleans(),
+    st.integers(10**6, 10**10),
+)  # fmt: skip
+def test_no_share_takes_longer_than_a_stop_may_lose_unless_it_cannot_be_cut(
+    counts: list[int], threads: int, processes: int, all_rows: bool, nnz: int
+) -> None:
+    n = 320
+    dataset = SimpleNamespace(
+        n_samples=n, X_rows=lambda: SimpleNamespace(nnz=nnz), label_counts=lambda: np.array(counts)
+    )
+    plan, p = (
+        MemoryPlan(2**45, 2**45, threads, processes),
+        PPDSparseParameters(C=1.0, positive_weight=1.0, all_rows=all_rows),
+    )
+    cut, _ = cut_shares([Unit(0, len(counts))], dataset, plan, p)  # type: ignore[arg-type]
+    entries = np.array(counts) + solver.start_sizes(np.array(counts), n) if not all_rows else np.full(len(counts), n)
+    entries = entries * (nnz / n) * (np.array(counts) > 0) * (np.array(counts) < n if all_rows else 1)
+    most = 10.0 / (threads * processes)
+    of_pass = 8 * 6e-10 if all_rows else 6 * 6e-9  # seconds of an entry
+    for share in cut:
+        mine = entries[share.first : share.last]
+        together = LANES if all_rows else 1
+        if of_pass * mine.sum() > 1.5 * most and mine.sum() > 1 << 22:
+            assert np.count_nonzero(mine) <= together or mine.max() > 0.2 * mine.sum() > 0
+
+
+@pytest.mark.parametrize("all_rows", [False, True])
+def test_long_jobs_are_cut_into_many_and_change_nothing(
+    data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_rows: bool
+) -> None:
+    whole = fitted(data, tmp_path / "whole", 1, threads=1, all_rows=all_rows)
+    monkeypatch.setattr(cutting, "_LEAST", 1)
+    monkeypatch.setattr(plan_of_runs, "_UNDER_WAY", 1e-5)
+    digest, figures = fitted(data, tmp_path / "many", 0, threads=1, all_rows=all_rows)
+    same = [name not in ("bytes_streamed", "passes") for name in FIGURES]
+    assert digest == whole[0]
+    assert list(compress(figures, same)) == list(compress(whole[1], same))
+    keys = list(read_ledger(tmp_path / "many" / "ledger.jsonl")[0])
+    assert sum(key.startswith("solve/0/0.") for key in keys) > (1 if all_rows else 10)
+    assert all_rows or sum(key.startswith("search/1/") for key in keys) > 1
+    assert "solve/0/0" in keys
 
 
 def test_where_memory_is_for_one_job_one_does_it_all(data: xs.Dataset) -> None:

@@ -40,6 +40,7 @@ from xmc_stream.ppdsparse.plan import (
     search_needs,
     search_parts,
     search_ranges,
+    search_ranges_of,
 )
 from xmc_stream.ppdsparse.shares import solve_plan
 from xmc_stream.ppdsparse.sizes import INTERVALS, SearchSize, held_rows
@@ -248,9 +249,11 @@ class PPDSparseForecaster(Forecaster):
     def _cut(self, plan: MemoryPlan, blocks: Sequence[Sequence[SearchSize]]) -> _Cut:
         """How a search with such class blocks is cut into jobs, and what the one that needs most holds."""
         parts = search_parts(plan, self.dataset, blocks[0]) if len(blocks) == 1 else 1
-        ranges = search_ranges(plan, self.dataset.n_samples, parts)
+        n, nnz = self.dataset.n_samples, self.X.nnz
+        ranges = [search_ranges_of(plan, sizes, n, nnz, parts) for sizes in blocks]
         needs = (self._search_needs(plan, sizes, parts) for sizes in blocks)
-        return _Cut(len(blocks), parts, ranges, max(needs, key=lambda of: sum(of.values()), default={}))
+        most = max(needs, key=lambda of: sum(of.values()), default={})
+        return _Cut(len(blocks), parts, max(ranges, key=len, default=[(0, n)]), most)
 
     def _start_units(self, model: LinearWeights) -> list[list[SearchSize]]:
         """What the jobs of a warm start will say of the model's tiles."""

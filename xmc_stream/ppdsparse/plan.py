@@ -37,6 +37,7 @@ _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per threa
 _CLASS_BYTES = 160  # of a class in a search beside its tile and what it finds: some 17 numbers
 _SEARCH_ROWS = 131072  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
 _MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
+_SCORE_SECONDS = 4e-10  # of an entry of X and a class in a search, about
 
 
 @dataclass(frozen=True)
@@ -346,7 +347,24 @@ def search_parts(plan: MemoryPlan, dataset: Dataset, sizes: Sequence[SearchSize]
 
 
 def search_ranges(plan: MemoryPlan, n_samples: int, parts: int = 1) -> list[tuple[int, int]]:
-    """The rows of each search job of a class block, whose spans so many jobs share."""
+    """The rows of each search job of a class block, whose spans so many jobs share; as few as there may be."""
+    return even_ranges(n_samples, _fewest_ranges(plan, n_samples, parts))
+
+
+def _fewest_ranges(plan: MemoryPlan, n_samples: int, parts: int) -> int:
     at_once = plan.threads * plan.processes // parts
     ranges = min(max(at_once, n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once)
-    return even_ranges(n_samples, max(ranges, -(-n_samples // 2**31)))  # a job numbers its rows in four bytes
+    return max(ranges, -(-n_samples // 2**31))  # a job numbers its rows in four bytes
+
+
+def search_ranges_of(
+    plan: MemoryPlan, sizes: Sequence[SearchSize], n_samples: int, nnz: int, parts: int
+) -> list[tuple[int, int]]:
+    """The rows of each search job for a class block of these sizes: more than the fewest where jobs would take long.
+
+    nnz: entries of X. What more jobs find takes no more of the disk than X, at most.
+    """
+    fewest = _fewest_ranges(plan, n_samples, parts)
+    classes, wanted = (sum(of) for of in zip(*((s.span.last - s.span.first, s.wanted[-1]) for s in sizes), strict=True))
+    wished = int(_SCORE_SECONDS * nnz * classes / (parts * plan.job_seconds))
+    return even_ranges(n_samples, max(fewest, min(wished, 8 * nnz // max(12 * wanted, 1))))

@@ -19,7 +19,14 @@ from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.candidates import CandidateFile
 from xmc_stream.ppdsparse.outline import Outline, part_of
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
-from xmc_stream.ppdsparse.plan import SolvePlan, class_blocks, longest_of, search_interval, search_parts, search_ranges
+from xmc_stream.ppdsparse.plan import (
+    SolvePlan,
+    class_blocks,
+    longest_of,
+    search_interval,
+    search_parts,
+    search_ranges_of,
+)
 from xmc_stream.ppdsparse.problem import Found, Problem, Share
 from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
@@ -218,8 +225,9 @@ class Rounds:
         )  # fmt: skip
 
     def _search_jobs(
-        self, round_: int, check: bool, kind: str, spans: tuple[UnitSpan, ...], interval: int, parts: int
-    ) -> list[SearchJob]:
+        self, round_: int, check: bool, kind: str, spans: tuple[UnitSpan, ...], interval: int, parts: int,
+        rows: Sequence[tuple[int, int]],
+    ) -> list[SearchJob]:  # fmt: skip
         """The jobs of a class block, whose spans so many share for each range of rows."""
         p, cache_bytes = self.parameters, sum(span.tile_bytes for span in spans)
         near = p.near if kind == EXACT else -p.tol
@@ -234,14 +242,14 @@ class Rounds:
                     self.problem, round_, check, kind, start, stop, mine, parts,
                     str(self.state(f"search-{round_}", f"{name}.{start}-{stop}")), cache_bytes, interval, near,
                 )
-                for start, stop in search_ranges(self.plan, self.dataset.n_samples, parts)
+                for start, stop in rows
             ]  # fmt: skip
         return jobs
 
     def _cut_classes(
         self, round_: int, check: bool, kind: str, solves: list[Receipt]
-    ) -> Iterator[tuple[tuple[UnitSpan, ...], int, int]]:
-        """Class blocks, of open classes: spans, rows of an interval, parts that jobs take."""
+    ) -> Iterator[tuple[tuple[UnitSpan, ...], int, int, list[tuple[int, int]]]]:
+        """Class blocks, of open classes: spans, rows of an interval, parts that jobs take, ranges of rows."""
         d, ranges = self.dataset, "tile_ranges"
         if kind == APPROXIMATE and self.parameters.fewer_weights:
             ranges = "approximate_ranges"
@@ -261,12 +269,13 @@ class Rounds:
             )
             parts = search_parts(self.plan, d, block) if len(blocks) == 1 and not step else 1
             interval = search_interval(self.plan, block, d.n_features, d.n_samples) if parts == 1 else d.n_samples
+            rows = search_ranges_of(self.plan, block, d.n_samples, d.X_rows().nnz, parts)
             if not step:
-                yield spans, interval, parts
+                yield spans, interval, parts, rows
             for span in spans if step else ():
                 for first in range(span.first, span.last, step):
                     # a narrower tile has more dense rows: 1,024 is a bound on their growth
                     few = replace(
                         span, first=first, last=min(first + step, span.last), tile_bytes=span.tile_bytes * UNIT
                     )
-                    yield (few,), interval, 1
+                    yield (few,), interval, 1, rows

@@ -11,12 +11,13 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from xmc_stream.errors import MemoryLimitError
+from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.weights import Unit
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.all_rows import all_rows_bytes
@@ -27,7 +28,7 @@ from xmc_stream.ppdsparse.sizes import CountedWriter, NextSearch, runs
 from xmc_stream.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, WRITER_BYTES, UnitState, new_unit_state
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.answers import last_answer_kept
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
@@ -40,6 +41,9 @@ _CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and s
 _LEAST = 1 << 22  # entries of active rows in a share: a job's files are little beside that
 
 
+# of an entry of a first active set in a pass over it, about: later sets are larger, and much of them is asleep
+_PASS_SECONDS = 6e-9
+_LANE_PASS_SECONDS = 6e-10  # the same, of a class among LANES
 _STATE = re.compile(r"[\d-]+\.\d+-\d+")  # what the state of a share is called
 
 
@@ -61,37 +65,54 @@ def whole_units(units: Sequence[Unit]) -> list[Share]:
 
 
 def cut_shares(
-    units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan, all_rows: bool = False
+    units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan, parameters: PPDSparseParameters
 ) -> tuple[list[Share], int]:
     """Units in shares of nearly equal work, and how many of them a process solves beside each other.
 
-    There are two for each thread of all workers at least, or whole units where these are enough. A class counts by the rows
-    that it begins with. Where there are large classes and jobs cannot hold X, every share streams X by itself, and the
-    threads of a process share that (see `streaming`): so there is one for each process, with all its threads and memory.
-    all_rows: whether classes begin with all rows; then all are the same work, and nothing streams.
+    There are two for each thread of all workers at least, or whole units where these are enough; and so many that none takes
+    much longer than `MemoryPlan.job_seconds`. A class counts by the rows that it begins with: all of them, if `all_rows` is
+    set. Where there are large classes and jobs cannot hold X, every share streams X by itself, and the threads of a
+    process share that (see `streaming`): so there is one for each process, with all its threads and memory, however long
+    it takes.
     """
-    at_once = plan.threads * plan.processes
-    if len(units) >= _ENOUGH * at_once and not plan.cuts.shares:
-        return whole_units(units), min(plan.threads, len(units))
+    at_once, all_rows = plan.threads * plan.processes, bool(parameters.all_rows)
     n, nnz = dataset.n_samples, dataset.X_rows().nnz
     counts = dataset.label_counts()
     rows = np.where((counts > 0) & (counts < n), n, 0) if all_rows else counts + start_sizes(counts, n)
-    wanted, least, beside = at_once * (1 if all_rows else _SHARES) if at_once > 1 else 1, _LEAST, plan.threads
+    entries = np.concatenate([[0.0], np.cumsum(rows * (nnz / n))])
+    enough = len(units) >= _ENOUGH * at_once
+    wanted, least, beside = (
+        at_once * (1 if all_rows else _SHARES) if at_once > 1 and not enough else 1,
+        _LEAST,
+        plan.threads,
+    )
+    longest = plan.job_seconds / _entry_seconds(parameters)
     if not all_rows and int(rows.max(initial=0)) > row_order(n, nnz).large and 8 * nnz > plan.per_thread // _HELD:
-        wanted, beside = plan.processes, 1 if len(units) < plan.processes else plan.threads
+        longest = np.inf
+        if not enough:
+            wanted, beside = plan.processes, 1 if len(units) < plan.processes else plan.threads
     if plan.cuts.shares:
         wanted, least = plan.cuts.shares, 1
-    entries = np.concatenate([[0.0], np.cumsum(rows * (nnz / n))])
-    size = max(least, entries[-1] / wanted)
+    size = max(least, min(entries[-1] / wanted, longest))
+    step = LANES * nnz if all_rows and not plan.cuts.shares else 0  # what is solved together stays together
     middles = (entries[1:] + entries[:-1]) / 2
     shares = []
     for unit in units:
         begin, end = entries[unit.first], entries[unit.last]
-        parts = max(1, math.ceil((end - begin) / size - _NEARLY)) if wanted > 1 else 1
-        bounds = np.searchsorted(middles, np.linspace(begin, end, parts + 1)[1:-1])  # the nearest end of a class
+        parts = max(1, math.ceil((end - begin) / size - _NEARLY))
+        places = np.linspace(begin, end, parts + 1)[1:-1]
+        if step:
+            places = begin + step * np.maximum(1, np.round((places - begin) / step))
+        bounds = np.searchsorted(middles, places)  # the nearest end of a class
         cut = sorted({unit.first, *np.clip(bounds, *unit).tolist(), unit.last})
         shares += [Share(first, last, unit) for first, last in itertools.pairwise(cut)]
     return shares, min(beside, len(shares))
+
+
+def _entry_seconds(p: PPDSparseParameters) -> float:
+    """Of an entry of a class's first active set, in the round that passes over it most often."""
+    passes = max(p.epochs_of(0), p.epochs_of((p.common_rounds or 1) - 1))
+    return passes * (_LANE_PASS_SECONDS if p.all_rows else _PASS_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -150,11 +171,13 @@ def solve_plan(
 ) -> tuple[list[Share], SolvePlan]:  # fmt: skip
     """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little."""
     whole = whole_units(units)
-    cut = cut_shares(units, dataset, plan, bool(parameters.all_rows))
-    # as many jobs as threads need more memory than one: where it is not there, one does it all
-    ways = [*([cut] if cut[0] != whole else []), (whole, min(plan.threads, len(whole)))]
+    # as many jobs as threads need more memory than one: where it is not there, there are as few as one thread would have
+    few, _ = cut_shares(units, dataset, replace(plan, threads=1, processes=1, cuts=Cuts()), parameters)
+    ways = [cut_shares(units, dataset, plan, parameters), (few, min(plan.threads, len(few)))]
     if parameters.all_rows:  # it may hold all rows once, where it cannot for each thread
-        ways.append((whole, 1))
+        ways.append((few, 1))
+    elif few != whole:
+        ways.append((whole, min(plan.threads, len(whole))))
     for shares, beside in ways[:-1]:
         with suppress(MemoryLimitError):
             return shares, _plan_of(plan, dataset, parameters, warm_start, shares, beside, of_samples)

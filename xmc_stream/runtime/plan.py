@@ -15,6 +15,7 @@ from xmc_stream.errors import MemoryLimitError
 from xmc_stream.system.memory import MemoryLimit, grown, least_limit
 
 MIB = 2**20
+_UNDER_WAY = 10.0  # processor seconds of the jobs under way, about: a stop repeats three times as many at most
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class MemoryPlan:
     def per_thread(self) -> int:
         """Bytes for what one job holds by itself."""
         return self.budget // self.threads
+
+    @property
+    def job_seconds(self) -> float:
+        """Of a job, about: a stop loses what the jobs of all threads were doing, and a thread may wait for another's."""
+        return _UNDER_WAY / (self.threads * self.processes)
 
     @property
     def row_block_bytes(self) -> int:
