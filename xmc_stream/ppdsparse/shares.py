@@ -38,9 +38,8 @@ _SHARES = 2  # for each thread, where there are fewer
 _NEARLY = 1e-6  # what rounding may add to a number of shares
 _HELD = 4  # X is held where it takes one in so many of a job's bytes at most
 _CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
+_STREAMED = 8  # entries of active rows for each of X, in a share that streams it: passes are little beside the steps
 _LEAST = 1 << 22  # entries of active rows in a share: a job's files are little beside that
-
-
 # of an entry of a first active set in a pass over it, about: later sets are larger, and much of them is asleep
 _PASS_SECONDS = 6e-9
 _LANE_PASS_SECONDS = 6e-10  # the same, of a class among LANES
@@ -72,8 +71,8 @@ def cut_shares(
     There are two for each thread of all workers at least, or whole units where these are enough; and so many that none takes
     much longer than `MemoryPlan.job_seconds`. A class counts by the rows that it begins with: all of them, if `all_rows` is
     set. Where there are large classes and jobs cannot hold X, every share streams X by itself, and the threads of a
-    process share that (see `streaming`): so there is one for each process, with all its threads and memory, however long
-    it takes.
+    process share that (see `streaming`): so each has a process with all its threads and memory for itself, and there are no
+    more than are worth that.
     """
     at_once, all_rows = plan.threads * plan.processes, bool(parameters.all_rows)
     n, nnz = dataset.n_samples, dataset.X_rows().nnz
@@ -81,16 +80,14 @@ def cut_shares(
     rows = np.where((counts > 0) & (counts < n), n, 0) if all_rows else counts + start_sizes(counts, n)
     entries = np.concatenate([[0.0], np.cumsum(rows * (nnz / n))])
     enough = len(units) >= _ENOUGH * at_once
-    wanted, least, beside = (
-        at_once * (1 if all_rows else _SHARES) if at_once > 1 and not enough else 1,
-        _LEAST,
-        plan.threads,
-    )
+    wanted, least, beside = 1, _LEAST, plan.threads
+    if at_once > 1 and not enough:
+        wanted = at_once if all_rows else _SHARES * at_once
     longest = plan.job_seconds / _entry_seconds(parameters)
     if not all_rows and int(rows.max(initial=0)) > row_order(n, nnz).large and 8 * nnz > plan.per_thread // _HELD:
-        longest = np.inf
+        longest = max(longest, _STREAMED * nnz)
         if not enough:
-            wanted, beside = plan.processes, 1 if len(units) < plan.processes else plan.threads
+            wanted, beside = plan.processes, 1 if len(units) <= plan.processes else plan.threads
     if plan.cuts.shares:
         wanted, least = plan.cuts.shares, 1
     size = max(least, min(entries[-1] / wanted, longest))

@@ -79,11 +79,9 @@ class SolveJob:
     def run(self) -> Receipt:
         """Solve; the receipt has the sizes that the next search is planned from, of a whole unit."""
         drop_tiles()
-        # a scheduler may give two shares to one worker, and threads take units that are on all rows one at a time; trainings
-        # beside each other in this process do not wait else
+        # threads of this process take shares beside each other, and a scheduler may give two to one worker
         plan = self.problem.plan
-        others = plan.processes if not self.on_all_rows else plan.processes * plan.threads
-        with _turn if self.sizes.beside == 1 < others else nullcontext():
+        with _turn if self.sizes.beside == 1 < plan.processes * plan.threads else nullcontext():
             return _ShareSolve(self).run()
 
 
