@@ -4,8 +4,9 @@
 
 NAME: of what is measured, as it stands in the table, or the beginning of it; none: all. Each is run with every number of
 threads, one after another in this process, after one run on a few rows that loads kernels. Ratios are to the first number of
-threads. On a machine with fewer processors than threads, processor seconds and bytes are what counts. --phases: also
-seconds and bytes of the jobs of each phase of a training.
+threads. On a machine with fewer processors than threads, processor seconds and bytes are what counts. --phases: also of each
+phase of a training its jobs, their seconds and bytes, and the share of time that threads wait in it: for a job to be there, or
+for the last one to end. The line "all" has the time between phases too.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Runs:
         path = self._folder / f"{name}-of-{self._data.stem}"
         if not path.exists():
             parameters = registry.parameters(name, PREDICTING[name])
-            train(xs.open_dataset(self._data), path, parameters, 0, Execution(LIMIT, 2))
+            train(Task(xs.open_dataset(self._data), parameters, 0), path, Execution(LIMIT, 2))
         return path
 
     def predict(self, threads: int, name: str) -> Told:
@@ -133,15 +134,20 @@ def show(words: str, told: list[Told]) -> None:
     )
 
 
-def show_phases(events: list[dict[str, Any]]) -> None:
-    """Each phase of a training: its jobs, their seconds and the bytes that they read."""
-    found: dict[str, list[float]] = {}
+def show_phases(events: list[dict[str, Any]], threads: int) -> None:
+    """Each phase of a training: its jobs, their seconds, the bytes that they read, and the share of time that threads wait."""
+    found: dict[str, list[float]] = {}  # jobs, their seconds, bytes, from when to when
     for event in events:
-        if event["event"] == "job":
-            of = found.setdefault(event["phase"], [0, 0.0, 0])
-            of[0], of[1], of[2] = of[0] + 1, of[1] + event["seconds"], of[2] + event["bytes_read"]
-    for name, (jobs, seconds, n_bytes) in found.items():
-        print(f"    {name:40} {jobs:5} jobs {seconds:8.2f} s {n_bytes / 1e6:10.1f} MB")
+        if event["event"] in ("phase", "job"):
+            of = found.setdefault(event["phase"], [0, 0.0, 0, event["time"], event["time"]])
+            if event["event"] == "job":
+                of[:3] = of[0] + 1, of[1] + event["seconds"], of[2] + event["bytes_read"]
+            of[4] = event["time"]
+    lines = list(zip(*found.values(), strict=True))
+    found["all"] = [*map(sum, lines[:3]), min(lines[3]), max(lines[4])]
+    for name, (jobs, seconds, n_bytes, begin, end) in found.items():
+        waiting = 1.0 - min(1.0, seconds / (threads * max(end - begin, 1e-3)))
+        print(f"    {name:40} {jobs:5} jobs {seconds:8.2f} s {n_bytes / 1e6:10.1f} MB, threads wait {waiting:4.0%}")
 
 
 def main() -> None:
@@ -162,8 +168,9 @@ def main() -> None:
                 told = [run(threads) for threads in counts]
                 show(words, told)
                 if asked.phases and "events" in told[0]:
-                    for one in told:
-                        show_phases(one["events"])
+                    for one, threads in zip(told, counts, strict=True):
+                        print(f"    {threads} threads")
+                        show_phases(one["events"], threads)
 
 
 if __name__ == "__main__":
