@@ -345,9 +345,9 @@ def test_too_little_memory_for_groups_is_refused(data: tuple[Path, Any, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("bytes_of_a_label", "shares", "beside"), [(100, 2, True), (4 * MIB, 2, False), (100, 1, False)]
+    ("bytes_of_a_label", "shares", "beside"), [(100, 2, True), (4 * MIB, 2, False), (100, 1, True)]
 )
-def test_groups_are_learned_alone_where_a_thread_s_memory_is_too_little_or_solves_have_it(
+def test_groups_are_learned_beside_the_first_solves_or_alone_where_a_thread_s_memory_is_too_little(
     data: tuple[Path, Any, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

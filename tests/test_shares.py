@@ -242,7 +242,7 @@ def test_shares_hold_every_class_once(counts: list[int], threads: int, processes
     cut, beside = cut_shares([Unit(0, len(counts))], Set(), plan, PPDSparseParameters())  # type: ignore[arg-type]
     assert [share.first for share in cut] == [0, *(share.last for share in cut[:-1])]
     assert cut[-1].last == len(counts)
-    assert beside == min(threads, len(cut))
+    assert beside == threads
     assert all(share.first < share.last for share in cut)
     rows = counts + solver.start_sizes(np.array(counts), n)
     if shares > 1 and rows.sum() >= shares:

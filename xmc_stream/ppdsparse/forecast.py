@@ -193,7 +193,8 @@ class PPDSparseForecaster(Forecaster):
     def _forecast(self, plan: MemoryPlan) -> Forecast:
         d, p = self.dataset, self.parameters
         refuse_too_many_classes(plan, d)
-        shares, solve = solve_plan(d, plan, p, self.warm_start is not None, self.units, self.of_samples)
+        warm = self.warm_start is not None
+        shares, solve = solve_plan(d, plan, p, warm, self.units, self.of_samples, self.guided)
         starts = np.array([share.first for share in shares])
         phases: dict[str, Needs] = {}
         cuts: list[_Cut] = []  # of each search
@@ -216,7 +217,7 @@ class PPDSparseForecaster(Forecaster):
                 needs = self._all_rows_needs(solve)
             else:
                 needs = self._solve_needs(plan, solve, starts, round_, of_round, len(cuts[-1].ranges) if cuts else 1)
-            if self.guided and not round_ and groups_run_beside(plan, d, p, solve.beside):
+            if self.guided and not round_ and groups_run_beside(plan, d, p, len(shares), solve.beside):
                 of_groups, of_solves = sum(group_needs(plan, d).values()), sum(needs.values())
                 needs = {**needs, "groups of labels": max(0, of_groups - of_solves // plan.threads)}
             phases[f"round {round_ + 1}: solve"] = needs

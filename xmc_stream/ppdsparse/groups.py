@@ -107,12 +107,15 @@ def groups_budget(plan: MemoryPlan, dataset: Dataset) -> int:
     return plan.per_thread if sum(group_needs(plan, dataset).values()) <= plan.per_thread else plan.budget
 
 
-def groups_run_beside(plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, solves: int) -> bool:
-    """Whether the groups are learned beside the first solves, in the memory that is one thread's.
+def groups_run_beside(
+    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, shares: int, beside: int
+) -> bool:
+    """Whether the groups are learned beside the first solves, in the memory that is one job's.
 
-    solves: that a process runs beside each other; where they are fewer than threads, they share the memory of all.
+    beside: jobs that a process is planned to run beside each other, of so many shares that are solved.
     """
-    return solves == plan.threads and groups_budget(plan, dataset) <= plan.per_thread and not parameters.all_rows
+    one_more = beside == min(plan.threads, shares + 1)
+    return one_more and groups_budget(plan, dataset) <= plan.per_thread and not parameters.all_rows
 
 
 def groups_read(plan: MemoryPlan, dataset: Dataset) -> int:

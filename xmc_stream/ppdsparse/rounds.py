@@ -17,6 +17,7 @@ from xmc_stream.linear.weights import LinearWeights, Unit, unit_of
 from xmc_stream.methods.contract import WEIGHTS
 from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.candidates import CandidateFile
+from xmc_stream.ppdsparse.groups import guide_weight
 from xmc_stream.ppdsparse.outline import Outline, part_of
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
 from xmc_stream.ppdsparse.plan import (
@@ -151,7 +152,10 @@ class Rounds:
     def solve_plan(self, round_: int) -> tuple[list[Share], SolvePlan]:
         """What the jobs of a round solve, and what each may hold."""
         p = replace(self.parameters, all_rows=False) if round_ else self.parameters  # later rounds are on active sets
-        return solve_plan(self.dataset, self.plan, p, bool(self.warm_start), self.units, self.weights.of_samples)
+        guided = guide_weight(self.parameters, self.dataset) > 0
+        return solve_plan(
+            self.dataset, self.plan, p, bool(self.warm_start), self.units, self.weights.of_samples, guided
+        )
 
     def _solve_job(self, round_: int, found: Found, share: Share, sizes: SolvePlan) -> SolveJob:
         warm = bool(self.warm_start)

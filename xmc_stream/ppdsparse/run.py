@@ -127,7 +127,8 @@ class PPDSparseRun(Rounds):
             job = KeepGroupsJob(self.problem, self.warm_start, self._matched, str(self.work / GUIDE))
         else:
             job = GroupsJob(self.problem, least_weight(p, self.dataset), str(self.work / GUIDE))
-        if groups_run_beside(self.plan, self.dataset, p, self.solve_plan(0)[1].beside):
+        shares, sizes = self.solve_plan(0)
+        if groups_run_beside(self.plan, self.dataset, p, len(shares), sizes.beside):
             return [job]
         yield Phase("groups of labels", [job], gathers=True)
         return []

@@ -66,7 +66,7 @@ def whole_units(units: Sequence[Unit]) -> list[Share]:
 def cut_shares(
     units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan, parameters: PPDSparseParameters
 ) -> tuple[list[Share], int]:
-    """Units in shares of nearly equal work, and how many of them a process solves beside each other.
+    """Units in shares of nearly equal work, and how many of them a process solves beside each other, at most.
 
     There are two for each thread of all workers at least, or whole units where these are enough; and so many that none takes
     much longer than `MemoryPlan.job_seconds`. A class counts by the rows that it begins with: all of them, if `all_rows` is
@@ -103,7 +103,7 @@ def cut_shares(
         bounds = np.searchsorted(middles, places)  # the nearest end of a class
         cut = sorted({unit.first, *np.clip(bounds, *unit).tolist(), unit.last})
         shares += [Share(first, last, unit) for first, last in itertools.pairwise(cut)]
-    return shares, min(beside, len(shares))
+    return shares, beside
 
 
 def _entry_seconds(p: PPDSparseParameters) -> float:
@@ -164,13 +164,18 @@ class JoinSharesJob:
 @last_answer_kept
 def solve_plan(
     dataset: Dataset, plan: MemoryPlan, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
-    of_samples: bool = False,
+    of_samples: bool = False, guided: bool = False,
 ) -> tuple[list[Share], SolvePlan]:  # fmt: skip
-    """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little."""
+    """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little.
+
+    guided: whether groups of labels are learned, which may be beside the first solves, as one more job.
+    """
+    others = int(guided and not parameters.all_rows)
     whole = whole_units(units)
     # as many jobs as threads need more memory than one: where it is not there, there are as few as one thread would have
     few, _ = cut_shares(units, dataset, replace(plan, threads=1, processes=1, cuts=Cuts()), parameters)
-    ways = [cut_shares(units, dataset, plan, parameters), (few, min(plan.threads, len(few)))]
+    cut, beside = cut_shares(units, dataset, plan, parameters)
+    ways = [(cut, min(beside, len(cut) + others)), (few, min(plan.threads, len(few)))]
     if parameters.all_rows:  # it may hold all rows once, where it cannot for each thread
         ways.append((few, 1))
     elif few != whole:
