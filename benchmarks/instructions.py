@@ -32,7 +32,7 @@ FITS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lsh": ("rcv1_topics", "MEMOIR", {"steps": 4000, "oracle": "simple-lsh", "variant": "lsh"}),
 }
 OF = {
-    "prefetch": ["rounds", "all rows", "pd-sparse", "group lasso", "lsh"], "prefetch_near": ["leml"],
+    "prefetch": ["rounds", "all rows", "pd-sparse", "group lasso", "lsh", "leml"],
     "popcount": ["rounds", "lsh"], "above": ["rounds"], "at_most": ["lsh"], "product": ["lsh"], "total": ["group lasso"],
     "soft_product": ["dense rows"], "soft_lines": ["all rows"], "add_to_lines": ["all rows"], "lane_step": ["all rows"],
     "references": ["rounds", "pd-sparse", "group lasso"],
@@ -42,9 +42,6 @@ LANES = 16
 
 def prefetch(array: Any, index: Any) -> None:
     """Nothing."""
-
-
-prefetch_near = prefetch
 
 
 def popcount(word: Any) -> Any:

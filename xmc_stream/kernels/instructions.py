@@ -21,11 +21,6 @@ def prefetch(array: Any, index: Any) -> None:
     array.item(index)
 
 
-def prefetch_near(array: Any, index: Any) -> None:
-    """The same, into the first-level cache: where a few are asked for at a time."""
-    array.item(index)
-
-
 def popcount(word: Any) -> Any:
     """How many bits of a uint64 are 1."""
     return int(word).bit_count()

@@ -23,29 +23,22 @@ from xmc_stream.kernels.instructions import HALF_WORD, LANES, WORD
 _cgutils: Any = cgutils  # it has no types
 
 
-def _into(level: int) -> Callable[..., Any]:
-    """An instruction that brings memory into a cache; level: 3 for the first one, 2 for the second."""
+@intrinsic
+def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and index == types.int64):
+        return None
 
-    def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-        if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and index == types.int64):
-            return None
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.PointerType(ir.IntType(8)))
+        number = ir.IntType(32)
+        of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], of)
+        read, second_level, of_data = number(0), number(2), number(1)
+        builder.call(function, [pointer, read, second_level, of_data])
+        return context.get_dummy_value()
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            data = context.make_array(array)(context, builder, arguments[0]).data
-            pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.PointerType(ir.IntType(8)))
-            number = ir.IntType(32)
-            of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-            function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], of)
-            read, keep, of_data = number(0), number(level), number(1)
-            builder.call(function, [pointer, read, keep, of_data])
-            return context.get_dummy_value()
-
-        return types.void(array, index), generate
-
-    return prefetch
-
-
-_prefetch, _prefetch_near = intrinsic(_into(2)), intrinsic(_into(3))
+    return types.void(array, index), generate
 
 
 @intrinsic
@@ -383,9 +376,9 @@ def _c(name: str, returns: Any, *takes: Any) -> Any:
 
 _advise = "posix_fadvise" if hasattr(os, "posix_fadvise") else "getpid"
 for _plain, _made in (
-    (instructions.prefetch, _prefetch), (instructions.prefetch_near, _prefetch_near), (instructions.popcount, _popcount),
-    (instructions.widen, _widen), (instructions.total, _total), (instructions.product, _product),
-    (instructions.soft_product, _soft_product), (instructions.at_most, _at_most), (instructions.above, _above),
+    (instructions.prefetch, _prefetch), (instructions.popcount, _popcount), (instructions.widen, _widen),
+    (instructions.total, _total), (instructions.product, _product), (instructions.soft_product, _soft_product),
+    (instructions.at_most, _at_most), (instructions.above, _above),
     (instructions.soft_lines, _soft_lines), (instructions.add_to_lines, _add_to_lines), (instructions.lane_step, _lane_step),
     (instructions.pread, _c("pread", types.intp, types.int32, types.uintp, types.uintp, types.intp)),
     (instructions.pwrite, _c("pwrite", types.intp, types.int32, types.uintp, types.uintp, types.intp)),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.instructions import prefetch_near
+from xmc_stream.kernels.instructions import prefetch
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.lines import CACHE_LINE
 
@@ -20,7 +20,7 @@ def ahead(indices: NDArray[Any], p: int, end: int, flat: NDArray[Any], c: int) -
     if p + AHEAD < end:
         first = np.int64(indices[p + AHEAD]) * c
         for at in range(first, first + c, CACHE_LINE):
-            prefetch_near(flat, at)
+            prefetch(flat, at)
 
 
 @kernel

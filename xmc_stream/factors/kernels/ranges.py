@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.instructions import prefetch_near
+from xmc_stream.kernels.instructions import prefetch
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.lines import CACHE_LINE
 from xmc_stream.kernels.products import AHEAD
@@ -60,8 +60,8 @@ def _ahead(
     """Begin to bring both lines (of c columns) of an entry near. first: feature of the range."""
     feature, row = first + (place & ((1 << bits) - 1)), place >> bits
     for at in range(0, c, CACHE_LINE):
-        prefetch_near(of_features, feature * c + at)
-        prefetch_near(of_rows, row * c + at)
+        prefetch(of_features, feature * c + at)
+        prefetch(of_rows, row * c + at)
 
 
 @kernel
