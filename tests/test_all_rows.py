@@ -17,6 +17,7 @@ import scipy.sparse as sp
 from helpers.compiler import nothing_is_compiled
 from helpers.conversions import dense
 from helpers.cuts import CutError, CutLedger
+from helpers.executed import fit_cut
 from helpers.forked import run_forked
 from helpers.problems import LIMIT, dense_weights, rare_labels
 
@@ -54,7 +55,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> xs.Dataset:
 
 def fitted(data: Any, model: Path, cuts: Cuts | None = None, fit: dict[str, Any] | None = None, **change: Any) -> Any:
     options = {"all_rows": True, "memory_limit": LIMIT, **change}
-    return xs.PPDSparse(**options).fit(data, model=model, cuts=cuts, **(fit or {}))
+    return fit_cut(xs.PPDSparse(**options), data, model, cuts, **(fit or {}))
 
 
 def told(clf: Any) -> tuple[str, list[Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.executed import fit_cut
 from helpers.problems import TIGHT, dense_weights, problem, tight
 from helpers.trainings import kill_when, train
 
@@ -30,7 +31,7 @@ def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: P
     change = {**BOTH, **more}
     whole = xs.PPDSparse(threads=1, memory_limit="4GB", **change).fit(small, model=tmp_path / "whole")
     cuts = Cuts(classes=300, rows=600, solve_rows=1600, interval=520)
-    pieces = xs.PPDSparse(threads=2, memory_limit=tight(), **change).fit(small, model=tmp_path / "pieces", cuts=cuts)
+    pieces = fit_cut(xs.PPDSparse(threads=2, memory_limit=tight(), **change), small, tmp_path / "pieces", cuts)
     assert pieces.report_["class_blocks"] >= 4
     assert pieces.model_.digest() == whole.model_.digest()
     for name in ("search_work", "search_work_exact"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from helpers.compiler import nothing_is_compiled
+from helpers.executed import fit_cut
 
 import xmc_stream as xs
 from xmc_stream.linear.bounds import has_bounds
@@ -40,7 +41,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def digest(data: Dataset, path: Path, threads: int = 1, cuts: Cuts | None = None) -> str:
-    return str(xs.PPDSparse(threads=threads, **SETTINGS).fit(data, model=path, cuts=cuts).model_.digest())
+    return str(fit_cut(xs.PPDSparse(threads=threads, **SETTINGS), data, path, cuts).model_.digest())
 
 
 def test_the_cut_of_the_work_changes_nothing(dense: Dataset, tmp_path: Path) -> None:

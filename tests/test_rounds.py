@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.executed import fit_cut
 from scipy.optimize import minimize
 from sklearn.svm import LinearSVC
 
@@ -47,9 +48,8 @@ def test_classes_far_from_their_optimum_go_on(few_rows: xs.Dataset, gone_on: xs.
 def test_which_classes_go_on_does_not_depend_on_the_cut(
     few_rows: xs.Dataset, gone_on: xs.PPDSparse, tmp_path: Path
 ) -> None:
-    cut = xs.PPDSparse(C=4.0, threads=2, memory_limit="3GB").fit(
-        few_rows, model=tmp_path / "cut", cuts=Cuts(classes=7, rows=130, solve_rows=300, interval=90)
-    )
+    cuts = Cuts(classes=7, rows=130, solve_rows=300, interval=90)
+    cut = fit_cut(xs.PPDSparse(C=4.0, threads=2, memory_limit="3GB"), few_rows, tmp_path / "cut", cuts)
     assert cut.model_.digest() == gone_on.model_.digest()
     # losses are rounded so that their sums are exact: no cut shows in the figures either
     names = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open", "rounds")

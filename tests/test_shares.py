@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.damage import flip
+from helpers.executed import fit_cut
 from helpers.problems import LIMIT, problem, rare_labels
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,7 +60,7 @@ def fitted(data: Any, model: Path, shares: int, **change: Any) -> tuple[str, lis
     """Digest and figures; shares: that all units are solved in together."""
     options = {"C": 4.0, "threads": 2, "memory_limit": LIMIT, **change}
     start = options.pop("warm_start", None)
-    clf = xs.PPDSparse(**options).fit(data, model=model, cuts=Cuts(shares=shares), warm_start=start)
+    clf = fit_cut(xs.PPDSparse(**options), data, model, Cuts(shares=shares), start)
     told = [*FIGURES, *(name for name in ("search_work", "search_work_exact") if name in clf.report_)]
     return clf.model_.digest(), [clf.report_[name] for name in told]
 
@@ -98,7 +99,7 @@ def test_large_classes_are_solved_in_shares(tmp_path: Path, monkeypatch: pytest.
 
     def digest(name: str, cuts: Cuts) -> str:
         clf = xs.PPDSparse(memory_limit=LIMIT, threads=2, epochs=3, class_weight="propensity")
-        clf.fit(large, model=tmp_path / name, cuts=cuts, sample_weight=np.linspace(0, 2, 900))
+        fit_cut(clf, large, tmp_path / name, cuts, sample_weight=np.linspace(0, 2, 900))
         assert (clf.report_["solve_passes"] > 0) == (cuts.solve_rows > 0)
         return clf.model_.digest()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.executed import fit_cut
 from helpers.problems import tight
 
 import xmc_stream as xs
@@ -111,7 +112,7 @@ def test_the_model_says_what_was_taken(close: xs.Dataset, tmp_path: Path) -> Non
 def test_the_C_taken_does_not_depend_on_the_cut(close: xs.Dataset, tmp_path: Path) -> None:
     whole = xs.PPDSparse(memory_limit="2GB").fit(close, model=tmp_path / "whole")
     cuts = Cuts(classes=3, rows=130, solve_rows=300, interval=90)
-    cut = xs.PPDSparse(memory_limit=tight(), threads=2).fit(close, model=tmp_path / "cut", cuts=cuts)
+    cut = fit_cut(xs.PPDSparse(memory_limit=tight(), threads=2), close, tmp_path / "cut", cuts)
     assert cut.model_.digest() == whole.model_.digest()
 
 

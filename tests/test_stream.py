@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.executed import fit_cut
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,7 +94,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def digest(data: Path, path: Path, threads: int = 1, cuts: Cuts | None = None, **settings: Any) -> str:
     clf = xs.PPDSparse(memory_limit="2GB", threads=threads, **{"epochs": 3, **settings})
-    return clf.fit(data, model=path, cuts=cuts).model_.digest()
+    return str(fit_cut(clf, data, path, cuts).model_.digest())
 
 
 STREAMED = Cuts(solve_rows=60)  # no large class fits a batch

@@ -11,7 +11,7 @@ import distributed
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from helpers.executed import ranked
+from helpers.executed import fit_cut, ranked
 from helpers.problems import TIGHT, dense_weights, problem, tight
 from sklearn.svm import LinearSVC
 
@@ -96,7 +96,7 @@ def test_any_cut_gives_the_same_model(small: Path, trained: Path, tmp_path: Path
             (2, "2GB", Cuts(classes=333, rows=97, solve_rows=40)),
         ]
     ):
-        clf = xs.PPDSparse(threads=threads, memory_limit=limit).fit(small, model=tmp_path / f"{n}", cuts=cuts)
+        clf = fit_cut(xs.PPDSparse(threads=threads, memory_limit=limit), small, tmp_path / f"{n}", cuts)
         digests.add(clf.model_.digest())
     assert len(digests) == 1
     assert clf.report_["class_blocks"] >= 4
@@ -108,7 +108,7 @@ def test_without_a_cap_on_rounds_searches_are_fewer_and_any_cut_gives_the_same_m
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fit(name: str, cuts: Cuts | None = None) -> tuple[str, dict[str, Any]]:
-        clf = xs.PPDSparse(max_rounds=None, memory_limit="2GB").fit(small, model=tmp_path / name, cuts=cuts)
+        clf = fit_cut(xs.PPDSparse(max_rounds=None, memory_limit="2GB"), small, tmp_path / name, cuts)
         assert clf.report_["violation"] <= clf.tol
         assert clf.report_["n_open"] == 0
         return clf.model_.digest(), clf.report_
@@ -127,9 +127,8 @@ def test_without_a_cap_on_rounds_searches_are_fewer_and_any_cut_gives_the_same_m
 def test_bibtex_in_35_pieces_is_the_same_model(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, _ = real("bibtex")
     whole = xs.PPDSparse(memory_limit="2GB", all_rows=False).fit(train, model=tmp_path / "whole")
-    pieces = xs.PPDSparse(memory_limit="2GB", all_rows=False).fit(
-        train, model=tmp_path / "pieces", cuts=Cuts(classes=32, rows=700, interval=100)
-    )
+    cuts = Cuts(classes=32, rows=700, interval=100)
+    pieces = fit_cut(xs.PPDSparse(memory_limit="2GB", all_rows=False), train, tmp_path / "pieces", cuts)
     assert pieces.report_["class_blocks"] >= 5
     assert pieces.report_["row_blocks"] >= 7
     assert pieces.model_.digest() == whole.model_.digest()
@@ -284,7 +283,7 @@ def test_classes_that_go_on_share_their_rows_though_done_ones_lie_between(
     train, _ = real("delicious")
     clf = xs.PPDSparse(memory_limit="2GB", all_rows=False)
     whole = clf.fit(train, model=tmp_path / "whole").model_
-    cut = clf.fit(train, model=tmp_path / "cut", cuts=Cuts(classes=100)).model_
+    cut = fit_cut(clf, train, tmp_path / "cut", Cuts(classes=100)).model_
     assert whole.attributes["rounds"] > 3
     assert whole.digest() == cut.digest()
     events = [json.loads(line) for line in (tmp_path / "whole" / "events.jsonl").read_text().splitlines()]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.executed import fit_cut
 from helpers.problems import TIGHT, dense_weights, problem, tight
 from helpers.trainings import kill_when, train
 from sklearn.svm import LinearSVC
@@ -116,12 +117,8 @@ def test_any_cut_gives_the_same_model_and_the_start_is_told(
     small: Path, trained: Path, tmp_path: Path, other: Path
 ) -> None:
     whole = xs.PPDSparse(threads=1, memory_limit="4GB").fit(small, model=tmp_path / "whole", warm_start=other)
-    pieces = xs.PPDSparse(threads=2, memory_limit=tight()).fit(
-        small,
-        model=tmp_path / "pieces",
-        warm_start=other,
-        cuts=Cuts(classes=300, rows=240, solve_rows=400, interval=130),
-    )
+    cuts = Cuts(classes=300, rows=240, solve_rows=400, interval=130)
+    pieces = fit_cut(xs.PPDSparse(threads=2, memory_limit=tight()), small, tmp_path / "pieces", cuts, other)
     assert pieces.model_.digest() == whole.model_.digest()
     assert whole.model_.attributes["warm_start"] == xs.load_model(other).digest()
     cold = xs.load_model(trained)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.executed import fit_cut
 from helpers.problems import TIGHT, dense_weights, problem, tight
 from helpers.trainings import kill_when, train
 
@@ -133,8 +134,8 @@ def test_a_large_new_label_begins_from_nothing(
     options = {**EXACT, "rounds": 1, "max_rounds": 1, "epochs": 1, "last_epochs": 1}
     start = xs.PPDSparse(**EXACT).fit(converted(tmp_path / "old.xmc", X, Y[:, :2])).model_
     data = converted(tmp_path / "new.xmc", X, Y)
-    cold = xs.PPDSparse(**{**options, "last_epochs": 2}).fit(data, cuts=cuts)
-    warm = xs.PPDSparse(**options).fit(data, warm_start=start, cuts=cuts)
+    cold = fit_cut(xs.PPDSparse(**{**options, "last_epochs": 2}), data, tmp_path / "cold", cuts)
+    warm = fit_cut(xs.PPDSparse(**options), data, tmp_path / "warm", cuts, start)
     W, W_cold = dense_weights(warm.model_)[0], dense_weights(cold.model_)[0]
     np.testing.assert_array_equal(W[:, 2], W_cold[:, 2])
 
@@ -240,6 +241,6 @@ def test_any_cut_gives_the_same_model(small: Path, tmp_path: Path, narrow: Path)
         {"threads": 2, "cuts": Cuts(classes=300, rows=240, solve_rows=400, interval=130)},
     ):
         clf = xs.PPDSparse(threads=options["threads"], memory_limit=tight(), guide=2.0)
-        clf.fit(small, model=tmp_path / str(options["threads"]), warm_start=narrow, cuts=options["cuts"])
+        fit_cut(clf, small, tmp_path / str(options["threads"]), options["cuts"], narrow)
         digests.add(clf.model_.digest())
     assert len(digests) == 1

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.executed import fit_cut
 from helpers.problems import TIGHT, dense_weights, problem
 from helpers.trainings import kill_when, train
 from reference import dcd as twin
@@ -19,7 +20,7 @@ import xmc_stream as xs
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.registry import method_of, parameters
-from xmc_stream.methods.weights import Given
+from xmc_stream.methods.weights import Given, read_weights
 from xmc_stream.metrics import inverse_propensity
 from xmc_stream.ppdsparse import solver as ppdsparse
 from xmc_stream.ppdsparse.weights import LossWeights
@@ -149,7 +150,7 @@ def test_no_bit_depends_on_how_classes_are_solved_and_rows_cut(
 
     def digest(name: str, threads: int = 1, cuts: Cuts | None = None) -> tuple[str, float]:
         clf = xs.PPDSparse(memory_limit=LIMIT, threads=threads, loss=loss, class_weight="balanced", epochs=3)
-        clf.fit(data, model=tmp_path / name, cuts=cuts, sample_weight=weights)
+        fit_cut(clf, data, tmp_path / name, cuts, sample_weight=read_weights(weights))
         return clf.model_.digest(), clf.report_["objective"]
 
     whole = digest("held")
@@ -157,14 +158,17 @@ def test_no_bit_depends_on_how_classes_are_solved_and_rows_cut(
     assert digest("cut", 2, Cuts(classes=2, rows=70, solve_rows=700, interval=64)) == whole
 
 
-def test_dense_rows_are_solved_as_lists_of_entries_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_rows_are_solved_as_lists_of_entries_are(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     X = sp.csr_matrix(rng.standard_normal((200, 20)).astype(np.float32) / 4)
     Y = sp.csr_matrix((X @ rng.standard_normal((20, 4)) > 0.5).astype(np.float32))
     options: dict[str, Any] = {"memory_limit": LIMIT, "class_weight": "propensity", "threads": 1}
-    lines = xs.PPDSparse(**options).fit(X, Y, sample_weight=some_weights(200))
-    pieces = xs.PPDSparse(**options).fit(X, Y, sample_weight=some_weights(200), cuts=Cuts(solve_rows=50, rows=30))
-    assert pieces.model_.digest() == lines.model_.digest()
+    data = xs.convert(X, tmp_path / "d.xmc", labels=Y, normalize="l2")
+    lines, pieces = (
+        fit_cut(xs.PPDSparse(**options), data, tmp_path / f"{i}", cuts, sample_weight=some_weights(200)).model_
+        for i, cuts in enumerate((None, Cuts(solve_rows=50, rows=30)))
+    )
+    assert pieces.digest() == lines.digest()
 
 
 @losses

@@ -22,7 +22,6 @@ from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, advising, as_model
 from xmc_stream.models.samples import texts_of
-from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.places import target_path
 from xmc_stream.system.folders import kept_folder, temporary_folder
@@ -65,7 +64,7 @@ intercept_ : array (K,)
 _RUN = {"normalize": "auto", "seed": 0, "memory_limit": None, "threads": None, "scheduler": None, "progress": False}
 _ROWS = "X.xmc"  # the dataset that a matrix becomes
 _HELD = "model.calibration/held.xmc"  # where `train_calibrated` has it
-_FIT_ALONE = ("model", "overwrite", "force", "check", "warm_start", "cuts", "calibrate")
+_FIT_ALONE = ("model", "overwrite", "force", "check", "warm_start", "calibrate")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,6 @@ class Options:
     force: bool
     check: bool
     warm_start: Model | str | Path | None
-    cuts: Cuts | None
     calibrate: float
 
 
@@ -154,7 +152,6 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         force: bool = False,
         check: bool = True,
         warm_start: Model | str | Path | None = None,
-        cuts: Cuts | None = None,
         calibrate: float = 0.0,
     ) -> Self:
         """Train a model. A run that has a place on disk (`model`) and was killed goes on when the same call is made again.
@@ -181,8 +178,6 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         warm_start : Model, str, Path or None, default None
             A model, or its path, to begin from. Labels are matched by name where both have names, else by id; features of
             the data may be more, behind those of the model. Of the methods, PPDSparse can do this.
-        cuts : Cuts or None, default None
-            Cut small data into many blocks; for tests.
         calibrate : float, default 0
             The share of the rows to hold out for calibration, as 0.1; 0 for none. A second model learns from the other
             rows, and its scores of these say how to calibrate, see `xmc_stream.calibrate`. It takes about twice as
@@ -221,11 +216,11 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.model_.shape
         (3, 3)
         """
-        return self._fit(X, y, model, Options(overwrite, force, check, warm_start, cuts, calibrate))
+        return self._fit(X, y, model, Options(overwrite, force, check, warm_start, calibrate))
 
     def _fit(self, X: Any, y: Any, model: str | Path | None, of: Options, sample_weight: Any = None) -> Self:
         """`fit`, with weights of the samples where a method takes them."""
-        parameters, execution = self._checked(of.cuts)
+        parameters, execution = self._checked()
         start = None if of.warm_start is None else as_model(of.warm_start)
         if of.calibrate and start is not None:
             raise InputError("calibrate and warm_start do not go together: the start has seen the rows held out")
@@ -266,12 +261,12 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Weights that come with the data."""
         return None
 
-    def _checked(self, cuts: Cuts | None = None) -> tuple[Parameters, Execution]:
+    def _checked(self) -> tuple[Parameters, Execution]:
         """Parameters of the method, and how it runs. Raises InputError for those that are out of range."""
         parameters = self.parameters()
         seed_of(self.seed, type(self).__name__)
         check_normalize(self.normalize, type(self).__name__)
-        return parameters, Execution(**self._how(), cuts=cuts)
+        return parameters, Execution(**self._how())
 
     def _on_disk(self, X: Any, y: Any, scratch: Path, execution: Execution) -> tuple[Dataset, Target]:
         """The rows as a dataset, and how their labels were given."""

@@ -21,7 +21,6 @@ from xmc_stream.methods.weights import Given, read_weights
 from xmc_stream.models import Model
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.ppdsparse.parameters import DISMEC, PPDSparseParameters
-from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset
 
 
@@ -69,7 +68,6 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
         force: bool = False,
         check: bool = True,
         warm_start: Model | str | Path | None = None,
-        cuts: Cuts | None = None,
         calibrate: float = 0.0,
     ) -> Self:
         """Train a model, as every estimator does (see `xmc_stream.LEML.fit`), with weights of samples.
@@ -81,7 +79,7 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
         sample_weight : array (n,), number, str, Path or None, default None
             How many times C counts for each row, 0 or more; a path is that of a .npy file, which is read in parts. A row
             of weight 0 counts as if it were not there. It does not go together with calibrate.
-        overwrite, force, check, warm_start, cuts, calibrate : with those of `xmc_stream.LEML.fit`, and its defaults
+        overwrite, force, check, warm_start, calibrate : with those of `xmc_stream.LEML.fit`, and its defaults
             How to go on with a run, what to begin from, and whether scores are calibrated.
 
         Returns
@@ -102,7 +100,7 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
         >>> xs.PPDSparse(C=10).fit(X, y, sample_weight=[0] + 29 * [1]).predict(X[[0, 29]]).tolist()
         ['a', 'c']
         """
-        return self._fit(X, y, model, Options(overwrite, force, check, warm_start, cuts, calibrate), sample_weight)
+        return self._fit(X, y, model, Options(overwrite, force, check, warm_start, calibrate), sample_weight)
 
     def _given(self, sample_weight: Any, dataset: Dataset, target: Target) -> Given | None:
         samples = labels = None

@@ -43,7 +43,7 @@ class Execution:
     progress : bool, default False
         Show a bar on stderr, where that is a terminal.
     cuts : Cuts or None, default None
-        Cut small data into many blocks; for tests.
+        Bounds that cut small data into many blocks, which no command or function of the library takes.
     part : Part or None, default None
         A training is one of several beside each other, and has such a part of a process. memory_limit is in bytes then, and
         its processes have loaded kernels.

@@ -21,7 +21,7 @@ _MANY_THREADS = 4  # of a process: from so many on, jobs that get and give back 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Upper bounds that only tests set, to cut small data into many pieces; 0 for none.
+    """Upper bounds that only tests and warm-ups set, to cut small data into many pieces; 0 for none.
 
     classes, rows: of a block. solve_rows: active rows of a batch of classes that are solved together. interval: rows of
     an interval of a search job. shares: that units are solved in, together.
