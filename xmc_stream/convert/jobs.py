@@ -12,6 +12,7 @@ from xmc_stream.convert.pieces import Piece, PieceWriter, work_folder
 from xmc_stream.convert.source import Part, Source
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store import assembly
+from xmc_stream.store.new_dataset import load_kernels
 from xmc_stream.store.places import fsync_folder
 
 
@@ -112,18 +113,6 @@ class LoadJob:
 
     def run(self) -> Receipt:
         """Compile or load."""
-        import numpy as np
-
-        from xmc_stream.kernels.csr import count_indices, row_norms, scale_rows_l2
-        from xmc_stream.store import transpose
-        from xmc_stream.store.encoding import index_dtype
-
-        ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
-        n_samples, *bounds = (n or 0 for n in (self.source.n_samples, self.source.n_features, self.source.n_labels))
-        for bound in bounds:
-            count_indices(np.empty(0, index_dtype(bound)), ends)
-        row_norms(ends, none, none)
-        scale_rows_l2(ends, none)
-        transpose.load_kernels(n_samples, index_dtype(bounds[1]))
+        load_kernels(*(n or 0 for n in (self.source.n_samples, self.source.n_features, self.source.n_labels)))
         self.source.load_kernels()
         return {}

@@ -36,7 +36,7 @@ from xmc_stream.store.dataset import FORMAT, SIZES, VERSION, Dataset, as_dataset
 from xmc_stream.store.encoding import COPY_BYTES, folder_bytes, index_dtype
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.names import ROW_IDS, WRITER_BYTES, NamedIds, copy_folders, open_vectorizer
-from xmc_stream.store.new_dataset import check_target
+from xmc_stream.store.new_dataset import check_target, load_kernels
 from xmc_stream.store.places import target_path
 from xmc_stream.store.remote import link_or_copy
 from xmc_stream.store.selection import SELECTED
@@ -377,15 +377,8 @@ class _Warm:
 
     def run(self) -> Receipt:
         """Compile or load."""
-        import numpy as np
-
-        from xmc_stream.kernels.csr import count_indices
-        from xmc_stream.store import transpose
-
-        labels = index_dtype(self.n_labels)
         with loading("append", _COMPILING):
-            count_indices(np.empty(0, labels), np.zeros(1, np.int64))
-            transpose.load_kernels(self.n_samples, labels)
+            load_kernels(self.n_samples, 0, self.n_labels)
         return {}
 
 

@@ -26,7 +26,7 @@ from xmc_stream.store.encoding import remove
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.names import ROW_IDS, WINDOW, WRITER_BYTES, Names, NamesWriter, copy_vocabulary, new_names
-from xmc_stream.store.new_dataset import DatasetWriter, check_target, new_dataset
+from xmc_stream.store.new_dataset import DatasetWriter, check_target, load_kernels, new_dataset
 from xmc_stream.store.places import LOCK, remove_left, target_paths, work_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
 from xmc_stream.system.progress import current, working
@@ -233,16 +233,10 @@ def _is_part(part: Path, dataset: Dataset, fraction: float, seed: int) -> bool:
 def _load_kernels(dataset: Dataset) -> None:
     """What the run calls is loaded before it is planned."""
     from xmc_stream.datasets.kernels.split import choose_rows
-    from xmc_stream.kernels.csr import count_indices, row_norms
-    from xmc_stream.store import transpose
     from xmc_stream.store.encoding import index_dtype
 
-    ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
-    labels = np.empty(0, index_dtype(dataset.n_labels))
-    for indices in (labels, np.empty(0, index_dtype(dataset.n_features))):
-        count_indices(indices, ends)
-    row_norms(ends, none, none)
-    transpose.load_kernels(dataset.n_samples, index_dtype(dataset.n_labels))
+    load_kernels(dataset.n_samples, dataset.n_features, dataset.n_labels)
+    ends, labels = np.zeros(1, np.int64), np.empty(0, index_dtype(dataset.n_labels))
     choose_rows(ends, labels, ends[:0], ends[:0], ends, ends, 0.1, 0, np.empty(0, np.bool_))
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.store import transpose
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_store
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, new_store
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group
 from xmc_stream.store.remote import local_path
-from xmc_stream.store.transpose import transpose
 
 _COPY_BYTES = 2**24  # labels or norms that are copied at a time
 
@@ -46,17 +46,27 @@ class DatasetWriter:
         y_indices: NDArray[Any],
     ) -> None:
         """Add rows: two CSR triples with as many rows each, indptr from 0; indices sorted, unique in a row, in range."""
-        from xmc_stream.kernels.csr import count_indices, row_norms
-
         if len(x_indptr) != len(y_indptr):
             raise InputError(f"X has {len(x_indptr) - 1} rows and Y has {len(y_indptr) - 1}: they must have as many")
-        self.X.append(np.diff(x_indptr), x_indices, x_data)
-        self.Y.append(np.diff(y_indptr), y_indices)
-        norms = np.empty(len(x_indptr) - 1, np.float32)
-        row_norms(x_indptr, x_data, norms)
+        self.append_X(x_indptr, x_indices, x_data)
+        self.append_Y(y_indptr, y_indices)
+
+    def append_X(self, indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32]) -> None:
+        """Add rows of X alone: those of Y may come in other blocks."""
+        from xmc_stream.kernels.csr import count_indices, row_norms
+
+        self.X.append(np.diff(indptr), indices, data)
+        norms = np.empty(len(indptr) - 1, np.float32)
+        row_norms(indptr, data, norms)
         self._norms.append(norms)
-        count_indices(x_indices, self._feature_counts)
-        count_indices(y_indices, self._label_counts)
+        count_indices(indices, self._feature_counts)
+
+    def append_Y(self, indptr: NDArray[np.int64], indices: NDArray[Any]) -> None:
+        """Add rows of Y alone."""
+        from xmc_stream.kernels.csr import count_indices
+
+        self.Y.append(np.diff(indptr), indices)
+        count_indices(indices, self._label_counts)
 
     def link(self, other: Dataset) -> None:
         """Add all rows of a dataset, X by hard links to its chunk files, so that it takes no disk twice.
@@ -82,7 +92,7 @@ class DatasetWriter:
             writer.append(counts)
             writer.close()
         columns = self._group.create_group("Y/columns")
-        transpose(SparseMatrix(path / "Y" / "rows"), self._label_counts, columns, max_bytes)
+        transpose.transpose(SparseMatrix(path / "Y" / "rows"), self._label_counts, columns, max_bytes)
         return {
             "n_samples": self.X.lines,
             "n_features": self.n_features,
@@ -90,6 +100,18 @@ class DatasetWriter:
             "nnz_features": self.X.nnz,
             "nnz_labels": self.Y.nnz,
         }
+
+
+def load_kernels(n_samples: int, n_features: int, n_labels: int) -> None:
+    """Compile or load what making such a dataset calls, so that the memory of it is there before a plan."""
+    from xmc_stream.kernels.csr import count_indices, row_norms, scale_rows_l2
+
+    ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
+    for bound in (n_features, n_labels):
+        count_indices(np.empty(0, index_dtype(bound)), ends)
+    row_norms(ends, none, none)
+    scale_rows_l2(ends, none)
+    transpose.load_kernels(n_samples, index_dtype(n_labels))
 
 
 def check_target(path: Path, overwrite: bool) -> None:
