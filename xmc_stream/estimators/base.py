@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,9 +14,10 @@ from sklearn.utils.validation import check_consistent_length, validate_data
 
 from xmc_stream.arguments import native_arguments, seed_of
 from xmc_stream.convert import convert
+from xmc_stream.convert.stored import stored
 from xmc_stream.errors import InputError, renaming
 from xmc_stream.estimators.fitted import Fitted
-from xmc_stream.estimators.rows import as_rows, check_dataset, check_normalize, is_on_disk, of_matrix
+from xmc_stream.estimators.rows import check_dataset, check_normalize, checked, is_on_disk, of_matrix
 from xmc_stream.estimators.targets import Indicator, Target, encoded
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Parameters
@@ -281,17 +283,19 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             validate_data(self, X, y)  # says that it is needed
         execution.limit((), [scratch])  # before anything is read: it may not be understood, or workers not see X
         texts = texts_of(X)
-        rows = as_rows(self, X, reset=True) if texts is None else texts
+        rows = checked(self, X, reset=True) if texts is None else texts
         labels, target = encoded(y)
         check_consistent_length(rows, labels)
-        names = scratch / "classes.jsonl"
-        normalize: Any = of_matrix(rows, self.normalize) if texts is None else "l2" if self.normalize else "none"
+        path, names = scratch / _ROWS, target.names()
+        if texts is None:
+            return stored(rows, labels, path, self.memory_limit, of_matrix(rows, self.normalize), names), target
+        file = scratch / "classes.jsonl"
+        file.write_text("".join(json.dumps({"title": name.decode()}) + "\n" for name in names), encoding="utf-8")
         dataset = convert(
-            rows, scratch / _ROWS, labels=labels, normalize=normalize, memory_limit=self.memory_limit,
-            label_names=names if target.write_names(names) else None,
+            texts, path, labels=labels, normalize="l2" if self.normalize else "none", memory_limit=self.memory_limit,
+            label_names=file if names else None,
         )  # fmt: skip
-        if texts is not None:
-            self._has_features(dataset)
+        self._has_features(dataset)
         return dataset, target
 
     def _has_features(self, dataset: Dataset) -> None:

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from xmc_stream.arguments import native
 from xmc_stream.errors import InputError
-from xmc_stream.estimators.rows import as_rows, is_on_disk
+from xmc_stream.estimators.rows import checked, is_on_disk
 from xmc_stream.estimators.targets import Target
 from xmc_stream.evaluation.evaluate import evaluate
 from xmc_stream.kernels.calibration import UNSEEN
@@ -302,7 +302,7 @@ class Fitted:
             raise AttributeError(f"this {type(self).__name__} is not fitted yet, it has no {name}")
 
     def _taken(self, X: Any) -> Any:
-        """What the model is asked about: matrices checked and as CSR."""
+        """What the model is asked about: matrices checked, sparse ones as CSR."""
         check_is_fitted(self, "model_")
         if isinstance(X, str) and not is_url(X) and not Path(X).is_dir():
             raise InputError(
@@ -311,7 +311,7 @@ class Fitted:
         if is_on_disk(X):
             return as_dataset(X)
         if (texts := texts_of(X)) is None:
-            return as_rows(self, X, reset=False)
+            return checked(self, X, reset=False)
         if open_vectorizer(self.model_.path) is None:
             raise InputError("X is texts, and fit had a matrix: give such a matrix, or fit with texts")
         return texts
@@ -347,7 +347,7 @@ class Fitted:
 
     def _parts(self, data: Any, n: int) -> Iterator[Any]:
         """Rows of a matrix, some at a time; what is on disk, or text, as a whole."""
-        if not hasattr(data, "tocsr"):
+        if not hasattr(data, "shape"):
             self._check_room(
                 n, min(_FIRST, self.model_.n_labels), "a result in memory", "write it by xmc_stream.predict"
             )
@@ -367,7 +367,7 @@ class Fitted:
         if whole.all():
             return labels[chosen], counts
         more = min(2 * k, n_labels)
-        if not hasattr(data, "tocsr"):
+        if not hasattr(data, "shape"):
             return self._above(data, more)
         rest, counts[~whole] = self._above(data[~whole], more)
         mine = np.repeat(whole, counts)

@@ -1,4 +1,4 @@
-"""Rows as users have them: checked, as CSR; and whether they are to be normalised."""
+"""Rows as users have them: checked, sparse ones as CSR; and whether they are to be normalised."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.utils import gen_batches
 from sklearn.utils.extmath import row_norms
 from sklearn.utils.validation import validate_data
 
@@ -19,14 +20,14 @@ from xmc_stream.system.memory import FEW_BYTES, MemoryLimit
 
 log = logging.getLogger("xmc_stream")
 _LOOKED_AT = 10_000  # rows of a dataset whose length is looked at
-_ENTRY_BYTES = 8 + 8  # of a value of a dense matrix that is made sparse, with its column
+_WINDOW = 2**18  # values of X whose rows are measured at a time
 
 
-def as_rows(estimator: Any, X: Any, **checks: Any) -> Any:
-    """A matrix, an array or a frame as a CSR matrix of numbers without duplicates; checks: of `validate_data`.
+def checked(estimator: Any, X: Any, reset: bool) -> Any:
+    """An array or a frame as an array of numbers, a matrix as a CSR matrix without duplicates; reset: of `validate_data`.
 
     Raises ValueError, as scikit-learn's estimators do, for what is no matrix of finite real numbers, and MemoryLimitError
-    where there is no room for the CSR matrix beside the other one.
+    where there is no room for a CSR matrix beside the other one.
     """
     limit = estimator.memory_limit
     is_sparse: bool = sp.issparse(X)
@@ -36,7 +37,7 @@ def as_rows(estimator: Any, X: Any, **checks: Any) -> Any:
         X = as_csr(X, "X")  # scipy itself would crash on some that contradict their shape
     given = X
     try:
-        X = validate_data(estimator, given, accept_sparse="csr", dtype="numeric", **checks)
+        X = validate_data(estimator, given, accept_sparse="csr", dtype="numeric", reset=reset)
         if X.dtype.kind == "O":  # frames of polars come through
             X = X.astype(np.float64)
     except ValueError:
@@ -46,10 +47,7 @@ def as_rows(estimator: Any, X: Any, **checks: Any) -> Any:
             f"X has {text[:40]!r} in the place of a number: texts are a list, a series or an array of one dimension of "
             "str, as X['column']; numbers are a matrix of their own"
         ) from None
-    if not is_sparse and isinstance(X, np.ndarray):  # a frame of sparse columns is sparse by now
-        _check_room(limit, _ENTRY_BYTES * int(np.count_nonzero(X)))
-        return sp.csr_matrix(X)
-    if not X.has_canonical_format:
+    if not isinstance(X, np.ndarray) and not X.has_canonical_format:  # a frame of sparse columns is sparse by now
         _check_room(limit, csr_bytes(int(X.nnz), X.dtype, X.shape[0]))
         X = X.copy()
         X.sum_duplicates()
@@ -83,10 +81,12 @@ def check_normalize(normalize: Any, name: str) -> None:
 
 
 def of_matrix(X: Any, normalize: str | None) -> Literal["none", "l2"]:
-    """How a conversion is to normalise the rows of a CSR matrix: "l2" or "none"."""
+    """How a conversion is to normalise the rows of a CSR matrix or an array: "l2" or "none"."""
     if normalize != "auto":
         return "l2" if normalize else "none"
-    if of_length_one(row_norms(X)).all():
+    step = max(1, _WINDOW * X.shape[0] // max(X.size, 1))
+    windows = (X[rows].astype(np.float64, copy=False) for rows in gen_batches(X.shape[0], step))
+    if all(of_length_one(row_norms(window)).all() for window in windows):
         return "none"
     log.info("rows of X are divided by their l2 norms, in fit and in predict; normalize=None keeps them as they are")
     return "l2"

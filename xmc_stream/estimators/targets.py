@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
 from itertools import chain, islice
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -68,13 +66,15 @@ class Target(ABC):
         if mine != others and len(labels):
             raise InputError(f"labels in y are {others}, and those of fit were {mine}: give them as fit had them")
 
-    def write_names(self, path: Path) -> bool:
-        """Write the classes as names of labels, one a line; False where the numbers are their names."""
+    def names(self) -> list[bytes]:
+        """The classes as names of labels, in UTF-8; none where the numbers are their names."""
         if np.array_equal(self.classes, np.arange(len(self.classes))):
-            return False
-        with open(path, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps({"title": str(name)}) + "\n" for name in self.classes.tolist())
-        return True
+            return []
+        names = list(map(str, self.classes.tolist()))
+        try:
+            return [name.encode() for name in names]
+        except UnicodeEncodeError as error:
+            raise InputError(f"the label {error.object!r:.40} in y is no text in UTF-8: correct it") from None
 
 
 class Classes(Target):
@@ -157,9 +157,9 @@ class Indicator(Target):
             raise InputError(f"y has {y.shape[1]} columns, and the model {self._n_labels} labels")
         return sp.csr_matrix(_positive(y), dtype=np.float32)
 
-    def write_names(self, path: Path) -> bool:
+    def names(self) -> list[bytes]:
         """Columns have no other names."""
-        return False
+        return []
 
 
 def encoded(y: Any) -> tuple[sp.csr_matrix, Target]:

@@ -43,7 +43,7 @@ def asked(data: Any, execution: Execution) -> Any:
     from xmc_stream.convert.matrices.arrays import check_real
 
     check_real(found.dtype, "X")
-    n_bytes = (_ENTRY_BYTES + found.dtype.itemsize) * found.size
+    n_bytes = (_ENTRY_BYTES + found.dtype.itemsize) * int(np.count_nonzero(found))
     if n_bytes > FEW_BYTES:  # asking the system what is free takes longer than to make a small one
         MemoryLimit.of(execution.memory_limit).check({"X as a CSR matrix": n_bytes}, "taking X")
     return csr_matrix(found)
@@ -93,14 +93,12 @@ def converted(data: Any, model: Model, folder: Path, execution: Execution) -> Da
     """Texts or a matrix as a dataset without labels, in `folder`."""
     if are_texts(data):
         return _texts_as_dataset(data, model, folder, execution)
-    return _as_dataset(data, model, folder / "data.xmc", execution.memory_limit)
+    from scipy.sparse import csr_matrix
 
+    from xmc_stream.convert.stored import stored
 
-def _as_dataset(X: Any, model: Model, path: Path, memory_limit: str | int | None) -> Dataset:
-    """A scipy matrix as a dataset without labels."""
-    from xmc_stream.convert import convert
-
-    return convert(X, path, unlabelled=True, n_labels=model.n_labels, memory_limit=memory_limit)
+    none = csr_matrix(([], ([], [])), shape=(data.shape[0], model.n_labels), dtype=np.float32)
+    return stored(data, none, folder / "data.xmc", execution.memory_limit)
 
 
 def _texts_as_dataset(texts: Sequence[str], model: Model, folder: Path, execution: Execution) -> Dataset:

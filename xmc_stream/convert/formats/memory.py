@@ -15,8 +15,8 @@ from xmc_stream.convert.formats.label_lists import ListedLabels, listed_side
 from xmc_stream.convert.formats.matrix_files import NamedMatrices
 from xmc_stream.convert.formats.scipy_matrices import in_memory
 from xmc_stream.convert.formats.string_classes import string_classes, with_names
-from xmc_stream.convert.matrices.arrays import ClassSide, DenseSide, check_real
-from xmc_stream.convert.matrices.memory import MemoryArray
+from xmc_stream.convert.matrices.arrays import ClassSide, DenseSide
+from xmc_stream.convert.matrices.memory import MemoryArray, dense_side
 from xmc_stream.convert.matrices.sides import NoLabels, Side
 from xmc_stream.convert.matrices.whole import as_csr
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
@@ -76,8 +76,7 @@ def _features(X: Any) -> Side:
     array = np.asarray(X)
     if array.shape[1] == 0:
         raise InputError(f"X has the shape {array.shape}, without columns: there is nothing to convert")
-    check_real(array.dtype, "X")
-    return DenseSide("X", "array", (), array.shape[0], array.shape[1], MemoryArray(array))
+    return dense_side(array, "X")
 
 
 def _two_dimensions(X: Any) -> Any:
@@ -105,8 +104,7 @@ def label_side(Y: Any, options: ConvertOptions, like: Like | None) -> Side:
         if flat.ndim == 1 and flat.dtype.kind in "US":
             return string_classes("Y", "class names", (), MemoryArray(flat))
         if flat.ndim == 2:
-            check_real(flat.dtype, "Y")
-            return DenseSide("Y", "array", (), flat.shape[0], flat.shape[1], MemoryArray(flat))
+            return dense_side(flat, "Y")
         Y = flat
     if isinstance(Y, str) or (column := column_of(Y)) is None:
         raise InputError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.convert.matrices.arrays import check_real
-from xmc_stream.convert.matrices.rules import Rules
+from xmc_stream.convert.matrices.rules import checked_rows
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, block_bytes, row_ranges
 from xmc_stream.convert.matrices.whole import as_csr, check_compressed, csr_blocks, csr_bytes
 from xmc_stream.convert.rows import Rows
@@ -55,9 +55,8 @@ class MemorySide:
 
     def whole(self) -> Rows:
         """X as a dataset of it would have it, without one. Raises InputError as a conversion does."""
-        rules = Rules("X", self.name, self.n_columns, self.n_columns)
-        (raw,) = self.blocks(0, self.n_rows, BlockSize(self.n_rows + self.entries, self.entries), {})
-        return rules.rows(raw, 0, {})
+        (rows,) = checked_rows(self, BlockSize(self.n_rows + self.entries, self.entries))
+        return rows
 
 
 def in_memory(matrix: Any, name: str) -> MemorySide:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from xmc_stream.convert.matrices.arrays import Stream
+from xmc_stream.convert.matrices.arrays import DenseSide, Stream, check_real
 
 
 class RowStream:
@@ -69,6 +69,12 @@ class MemoryArray:
         if rows.size and (file := _mapped(self.array)) is not None:
             _let_go(file, rows)
         return items
+
+
+def dense_side(array: NDArray[Any], name: str) -> DenseSide:
+    """An array of two dimensions as a side. Raises InputError where its numbers are not real."""
+    check_real(array.dtype, name)
+    return DenseSide(name, "array", (), array.shape[0], array.shape[1], MemoryArray(array))
 
 
 def _mapped(array: Any) -> mmap.mmap | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.matrices.sides import Raw
+from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side
 from xmc_stream.convert.rows import Rows, positives, row_with_minus_one, set_before
 from xmc_stream.errors import InputError
 
@@ -149,6 +150,14 @@ class Rules:
         if self.side == "Y":
             return indptr, indices, np.maximum.reduceat(data, starts)
         return indptr, indices, self._values(indptr, np.add.reduceat(data, starts, dtype=np.float64), first)
+
+
+def checked_rows(matrix: Side, size: BlockSize) -> Iterator[Rows]:
+    """All rows of X or Y, which its name says, block by block, as a dataset has them. Raises InputError."""
+    rules, first = Rules(matrix.name, matrix.name, matrix.n_columns, matrix.n_columns), 0
+    for raw in matrix.reader().blocks(0, matrix.n_rows, size, {}):
+        yield rules.rows(raw, first, {})
+        first += len(raw[0]) - 1
 
 
 def _row(indptr: NDArray[np.int64], at: int, first: int) -> int:
