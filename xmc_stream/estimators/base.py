@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -67,17 +67,6 @@ _RUN = {"normalize": "auto", "seed": 0, "memory_limit": None, "threads": None, "
 _ROWS = "X.xmc"  # the dataset that a matrix becomes
 _HELD = "model.calibration/held.xmc"  # where `train_calibrated` has it
 _FIT_ALONE = ("model", "overwrite", "force", "check", "warm_start", "calibrate")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How `fit` trains, see there."""
-
-    overwrite: bool
-    force: bool
-    check: bool
-    warm_start: Model | str | Path | None
-    calibrate: float
 
 
 class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -218,13 +207,17 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.model_.shape
         (3, 3)
         """
-        return self._fit(X, y, model, Options(overwrite, force, check, warm_start, calibrate))
+        how = {"overwrite": overwrite, "force": force, "check": check}
+        return self._fit(X, y, model, warm_start, calibrate, how)
 
-    def _fit(self, X: Any, y: Any, model: str | Path | None, of: Options, sample_weight: Any = None) -> Self:
-        """`fit`, with weights of the samples where a method takes them."""
+    def _fit(
+        self, X: Any, y: Any, model: str | Path | None, warm_start: Any, calibrate: float, how: Mapping[str, bool],
+        sample_weight: Any = None,
+    ) -> Self:  # fmt: skip
+        """`fit`, with weights of the samples where a method takes them. how: keywords of `train`."""
         parameters, execution = self._checked()
-        start = None if of.warm_start is None else as_model(of.warm_start)
-        if of.calibrate and start is not None:
+        start = None if warm_start is None else as_model(warm_start)
+        if calibrate and start is not None:
             raise InputError("calibrate and warm_start do not go together: the start has seen the rows held out")
         with (
             temporary_folder() as scratch,
@@ -233,18 +226,16 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ):
             dataset, target = self._on_disk(X, y, scratch, execution)
             given = self._given(sample_weight, dataset, target)
-            if of.calibrate and given is not None:
+            if calibrate and given is not None:
                 raise InputError(
                     "calibrate does not go together with sample_weight, or with weights of labels themselves: leave out one"
                 )
 
             def trained(path: Path) -> tuple[Model, dict[str, Any]]:
-                if of.calibrate:
-                    return train_calibrated(
-                        dataset, path, parameters, self.seed, execution, of.calibrate, of.overwrite, of.force, of.check
-                    )
+                if calibrate:
+                    return train_calibrated(dataset, path, parameters, self.seed, execution, calibrate, **how)
                 task = Task(dataset, parameters, self.seed, start, given=given)
-                return train(task, path, execution, overwrite=of.overwrite, force=of.force, check=of.check)
+                return train(task, path, execution, **how)
 
             if model is not None:
                 self.model_, self.report_ = trained(target_path(model).absolute())

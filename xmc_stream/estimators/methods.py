@@ -12,7 +12,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError
-from xmc_stream.estimators.base import Estimator, Options
+from xmc_stream.estimators.base import Estimator
 from xmc_stream.estimators.targets import Target
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
@@ -100,7 +100,8 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
         >>> xs.PPDSparse(C=10).fit(X, y, sample_weight=[0] + 29 * [1]).predict(X[[0, 29]]).tolist()
         ['a', 'c']
         """
-        return self._fit(X, y, model, Options(overwrite, force, check, warm_start, calibrate), sample_weight)
+        how = {"overwrite": overwrite, "force": force, "check": check}
+        return self._fit(X, y, model, warm_start, calibrate, how, sample_weight)
 
     def _given(self, sample_weight: Any, dataset: Dataset, target: Target) -> Given | None:
         samples = labels = None
