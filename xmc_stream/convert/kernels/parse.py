@@ -190,19 +190,112 @@ def _infinite(data: NDArray[Any], start: int, stop: int) -> int:
     return -1
 
 
+# what is wrong with the entries of a row, and what parse_lines returns of labels and of features then
+_FINE, _BELOW, _TWICE, _BEYOND = 0, 1, 2, 3
+_OF_LABELS = (DONE, LABEL_BELOW, LABEL_TWICE, DONE)
+_OF_FEATURES = (DONE, FEATURE_BELOW, FEATURE_TWICE, SUM_RANGE)
+
+
+@kernel
+def _row_labels(
+    text: NDArray[np.uint8], p: int, flags: int, stop: int, comment: int, indices: NDArray[Any], n: int
+) -> tuple[int, int, int, int, int, int]:
+    """Read the labels that a line begins with, to the n-th entry of `indices` and on.
+
+    Returns a code, where they end, the entries now, how many were dropped, where the last label begins, and its number.
+    """
+    first = culprit = p
+    dropped, number = 0, 0
+    more = not ends_token(at(text, p), comment)
+    while more:
+        culprit = p
+        some, number, p = read_label(text, p, comment)
+        c = at(text, p)
+        if c == COLON and culprit == first and p > first:  # the line begins with a feature
+            return DONE, first, n, dropped, culprit, number
+        more = c == COMMA
+        if stop < 0 or not some or not (more or ends_token(c, comment)):
+            return BAD_LABEL, p, n, dropped, culprit, number
+        if number < stop:
+            indices[n] = number
+            n += 1
+        elif flags & DROP:
+            dropped += 1
+        else:
+            return LABEL_RANGE, p, n, dropped, culprit, number
+        if more:
+            p = skip_blanks(text, p + 1)
+    return DONE, p, n, dropped, culprit, number
+
+
+@kernel
+def _row_features(
+    text: NDArray[np.uint8], p: int, flags: int, stop: int, comment: int, indices: NDArray[Any], data: NDArray[np.float32],
+    n: int, dropped: int,
+) -> tuple[int, int, int, int, int, int]:  # fmt: skip
+    """Read features and values to the end of a line; see `_row_labels`. dropped: of the line before p."""
+    while True:
+        p = skip_blanks(text, p)
+        culprit = p
+        number, p = read_id(text, p)
+        if p == culprit and ends_line(text, p, comment):
+            return DONE, p, n, dropped, culprit, number
+        if p == culprit or at(text, p) != COLON:
+            return BAD_FEATURE, p, n, dropped, culprit, number
+        if number >= stop and not flags & DROP:
+            return FEATURE_RANGE, p, n, dropped, culprit, number
+        start = p + 1
+        code = DONE
+        plain, p, value = read_plain(text, start, comment)
+        if not plain:
+            code, p, value = read_value(text, start, comment)
+        if number < stop:
+            indices[n] = number  # also of a value that the caller reads
+        if code != DONE:
+            return code, p, n, dropped, start, number
+        if number < stop:
+            data[n] = value
+            n += 1
+        else:
+            dropped += 1
+
+
+@kernel
+def _close(
+    indices: NDArray[Any], data: NDArray[Any], first: int, end: int, least: int, flags: int
+) -> tuple[int, int, int, int]:
+    """Sort the entries [first, end) of a row, one at least; of equal ones one is left, if they are to be summed.
+
+    Returns what is wrong, where they end now, how many were taken in, and the index that is wrong.
+    """
+    twice = _sort(indices, data, first, end)
+    if indices[first] < least:
+        return _BELOW, end, 0, indices[first]
+    if twice < 0:
+        return _FINE, end, 0, indices[first]
+    if not flags & SUM:
+        return _TWICE, end, 0, indices[twice]
+    left = _sum_up(indices, data, first, end)
+    beyond = _infinite(data, first, left) if len(data) else -1
+    if beyond >= 0:
+        return _BEYOND, left, end - left, indices[beyond]
+    return _FINE, left, end - left, indices[first]
+
+
+@kernel
+def _least_and_most(state: NDArray[np.int64], at: int, indices: NDArray[Any], first: int, end: int) -> None:
+    """Have the state at `at` and behind it hold the least and the largest index so far."""
+    if end > first:
+        state[at] = min(state[at], indices[first])
+        state[at + 1] = max(state[at + 1], indices[end - 1])
+
+
 @kernel
 def parse_lines(
-    text: NDArray[np.uint8],
-    state: NDArray[np.int64],
-    flags: int,
-    bounds: NDArray[np.int64],
-    x_indptr: NDArray[np.int64],
-    x_indices: NDArray[Any],
-    x_data: NDArray[np.float32],
-    y_indptr: NDArray[np.int64],
-    y_indices: NDArray[Any],
+    text: NDArray[np.uint8], state: NDArray[np.int64], flags: int, bounds: NDArray[np.int64], x_indptr: NDArray[np.int64],
+    x_indices: NDArray[Any], x_data: NDArray[np.float32], y_indptr: NDArray[np.int64], y_indices: NDArray[Any],
     no_data: NDArray[np.float32],
-) -> int:
+) -> int:  # fmt: skip
     """Parse lines until the text ends, the rows are full or a line is bad; returns one of the codes above.
 
     text (n,): whole lines, the last with its newline too. state (STATE_SIZE,): of `new_state`, moved on; after a bad line
@@ -213,23 +306,15 @@ def parse_lines(
     p, row, nx, ny = state[POSITION], state[ROW], state[X_END], state[Y_END]
     where, culprit, number = state[WHERE], state[CULPRIT], state[ID]
     x_dropped, y_dropped, summed = state[X_DROPPED], state[Y_DROPPED], state[ROW_SUMMED]
-    x_first, x_stop, y_first, y_stop = bounds[0], bounds[1], bounds[2], bounds[3]
-    drop = flags & DROP != 0
-    comment = HASH if flags & LIBSVM else NO_COMMENT
-    x_indptr[0] = 0
-    y_indptr[0] = 0
-    code = DONE
+    comment, code = HASH if flags & LIBSVM else NO_COMMENT, DONE
+    x_indptr[0] = y_indptr[0] = 0
     while True:
         if where == LEAVE:
-            nx, ny = x_indptr[row], y_indptr[row]
-            p = next_line(text, p)
+            nx, ny, p, where = x_indptr[row], y_indptr[row], next_line(text, p), BEGIN
             state[LINES] += 1
-            where = BEGIN
         if where == BEGIN:
-            if p == len(text):
-                break
-            if row == len(x_indptr) - 1:
-                code = FULL
+            if p == len(text) or row == len(x_indptr) - 1:
+                code = DONE if p == len(text) else FULL
                 break
             if comment == HASH:
                 p = skip_blanks(text, p)
@@ -238,108 +323,33 @@ def parse_lines(
                     state[LINES] += 1
                     state[BLANK_LINES] += 1
                     continue
-            where = INSIDE
-            x_dropped = y_dropped = summed = 0
-            first = p
-            more = not ends_token(at(text, p), comment)
-            while more:
-                culprit = p
-                some, number, p = read_label(text, p, comment)
-                c = at(text, p)
-                if c == COLON and culprit == first and p > first:  # the line begins with a feature
-                    p = first
-                    break
-                more = c == COMMA
-                if y_stop < 0 or not some or not (more or ends_token(c, comment)):
-                    code = BAD_LABEL
-                    break
-                if number < y_stop:
-                    y_indices[ny] = number
-                    ny += 1
-                elif drop:
-                    y_dropped += 1
-                else:
-                    code = LABEL_RANGE
-                    break
-                if more:
-                    p = skip_blanks(text, p + 1)
+            where, x_dropped, summed = INSIDE, 0, 0
+            code, p, ny, y_dropped, culprit, number = _row_labels(text, p, flags, bounds[3], comment, y_indices, ny)
             if code == DONE and ny > y_indptr[row]:
-                twice = _sort(y_indices, no_data, y_indptr[row], ny)
-                number = y_indices[y_indptr[row]]
-                if number < y_first:
-                    code = LABEL_BELOW
-                elif twice >= 0 and flags & SUM:
-                    end = _sum_up(y_indices, no_data, y_indptr[row], ny)
-                    summed += ny - end
-                    ny = end
-                elif twice >= 0:
-                    number = y_indices[twice]
-                    code = LABEL_TWICE
-        while code == DONE:
-            p = skip_blanks(text, p)
-            culprit = p
-            number, p = read_id(text, p)
-            if p == culprit and ends_line(text, p, comment):
-                break
-            if p == culprit or at(text, p) != COLON:
-                code = BAD_FEATURE
-                break
-            if number >= x_stop and not drop:
-                code = FEATURE_RANGE
-                break
-            start = p + 1
-            plain, p, value = read_plain(text, start, comment)
-            if not plain:
-                code, p, value = read_value(text, start, comment)
-            if number < x_stop:
-                x_indices[nx] = number
-                if code == DONE:
-                    x_data[nx] = value
-                    nx += 1
-            else:
-                x_dropped += code == DONE
-            if code != DONE:
-                culprit = start
+                wrong, ny, summed, number = _close(y_indices, no_data, y_indptr[row], ny, bounds[2], flags)
+                code = _OF_LABELS[wrong]
+        if code == DONE:
+            code, p, nx, x_dropped, culprit, number = _row_features(
+                text, p, flags, bounds[1], comment, x_indices, x_data, nx, x_dropped
+            )
         if code == DONE and nx > x_indptr[row]:
-            twice = _sort(x_indices, x_data, x_indptr[row], nx)
-            number = x_indices[x_indptr[row]]
-            if number < x_first:
-                code = FEATURE_BELOW
-            elif twice >= 0 and flags & SUM:
-                end = _sum_up(x_indices, x_data, x_indptr[row], nx)
-                summed += nx - end
-                nx = end
-                infinite = _infinite(x_data, x_indptr[row], nx)
-                if infinite >= 0:
-                    number = x_indices[infinite]
-                    code = SUM_RANGE
-            elif twice >= 0:
-                number = x_indices[twice]
-                code = FEATURE_TWICE
-        if code == SLOW:
+            wrong, nx, more, number = _close(x_indices, x_data, x_indptr[row], nx, bounds[0], flags)
+            code, summed = _OF_FEATURES[wrong], summed + more
+        if code == SLOW or (code != DONE and not flags & SKIP):
             break
         if code != DONE:
-            if not flags & SKIP:
-                break
-            code = DONE
+            code, where = DONE, LEAVE
             state[SKIPPED] += 1
-            where = LEAVE
             continue
-        p = next_line(text, p)
-        where = BEGIN
-        if nx > x_indptr[row]:
-            state[X_LEAST] = min(state[X_LEAST], x_indices[x_indptr[row]])
-            state[X_MOST] = max(state[X_MOST], x_indices[nx - 1])
-        if ny > y_indptr[row]:
-            state[Y_LEAST] = min(state[Y_LEAST], y_indices[y_indptr[row]])
-            state[Y_MOST] = max(state[Y_MOST], y_indices[ny - 1])
+        p, where = next_line(text, p), BEGIN
+        _least_and_most(state, X_LEAST, x_indices, x_indptr[row], nx)
+        _least_and_most(state, Y_LEAST, y_indices, y_indptr[row], ny)
         state[LINES] += 1
         state[DROPPED_FEATURES] += x_dropped
         state[DROPPED_LABELS] += y_dropped
         state[SUMMED] += summed
         row += 1
-        x_indptr[row] = nx
-        y_indptr[row] = ny
+        x_indptr[row], y_indptr[row] = nx, ny
     state[POSITION], state[ROW], state[X_END], state[Y_END] = p, row, nx, ny
     state[WHERE], state[CULPRIT], state[ID] = where, culprit, number
     state[X_DROPPED], state[Y_DROPPED], state[ROW_SUMMED] = x_dropped, y_dropped, summed

@@ -161,82 +161,76 @@ def read_plain(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int
 
 
 @kernel
+def _read_exponent(text: NDArray[np.uint8], p: int) -> tuple[bool, int, int]:
+    """The whole number from p on, which may have a sign: (is there one, where it ends, the number or a larger one)."""
+    c = at(text, p)
+    down = c == _MINUS
+    if c in (_MINUS, _PLUS):
+        p += 1
+        c = at(text, p)
+    some, exponent = _is_digit(c), 0
+    while _is_digit(c):
+        if exponent < _MAX_EXPONENT:
+            exponent = exponent * 10 + (c - 48)
+        p += 1
+        c = at(text, p)
+    return some, p, -exponent if down else exponent
+
+
+@kernel
+def _rounded(mantissa: int, power: int, truncated: bool) -> tuple[int, float]:
+    """mantissa 10^power, as a code and a value such that float32 of it is exact; see `read_value`."""
+    if mantissa == 0 or power < -_LARGEST_POWER:  # 10^18 * 10^-71 is far below what float32 holds
+        return DONE, 0.0
+    if power > 39:
+        return VALUE_RANGE, 0.0
+    value = np.float64(mantissa) / _POWERS[-power] if power < 0 else np.float64(mantissa) * _POWERS[power]
+    exact = not truncated and mantissa <= _EXACT_MANTISSA and -_EXACT_POWER <= power <= _EXACT_POWER
+    low = value if exact else value * (1.0 - _SLACK)
+    high = value if exact else value * (1.0 + _SLACK)
+    if low >= _ROUNDS_TO_INFINITY:
+        return VALUE_RANGE, value
+    if high >= _ROUNDS_TO_INFINITY or np.float32(low) != np.float32(high):
+        return SLOW, value
+    return DONE, value
+
+
+@kernel
 def read_value(text: NDArray[np.uint8], p: int, comment: int) -> tuple[int, int, float]:
     """The decimal number from p on: (code, where it ends, value), the value such that float32 of it is exact.
 
     Up to 2^53 and 10^22, one multiplication or division of exact doubles rounds as float() does. Else the result is
     known within _SLACK, and if both bounds round to the same float32, so does float()'s, rounding being monotone.
     """
-    negative = False
     c = at(text, p)
+    negative = c == _MINUS
     if c in (_MINUS, _PLUS):
-        negative = c == _MINUS
         p += 1
         c = at(text, p)
     mantissa = 0
     power = 0
     n_digits = 0  # of the mantissa
-    some = False
-    truncated = False
-    while _is_digit(c):
-        some = True
-        if n_digits < _MAX_DIGITS:
-            mantissa = mantissa * 10 + (c - 48)
-            n_digits += mantissa != 0
+    some, truncated, behind = False, False, False  # behind: the point
+    while _is_digit(c) or (c == _DOT and not behind):
+        if c == _DOT:
+            behind = True
         else:
-            power += 1
-            truncated = truncated or c != 48
-        p += 1
-        c = at(text, p)
-    if c == _DOT:
-        p += 1
-        c = at(text, p)
-        while _is_digit(c):
             some = True
             if n_digits < _MAX_DIGITS:
                 mantissa = mantissa * 10 + (c - 48)
                 n_digits += mantissa != 0
-                power -= 1
+                power -= behind
             else:
+                power += not behind
                 truncated = truncated or c != 48
-            p += 1
-            c = at(text, p)
-    if not some:
-        return BAD_VALUE, p, 0.0
-    if c == 69 or c == 101:  # E e
         p += 1
         c = at(text, p)
-        down = c == _MINUS
-        if c in (_MINUS, _PLUS):
-            p += 1
-            c = at(text, p)
-        if not _is_digit(c):
-            return BAD_VALUE, p, 0.0
-        exponent = 0
-        while _is_digit(c):
-            if exponent < _MAX_EXPONENT:
-                exponent = exponent * 10 + (c - 48)
-            p += 1
-            c = at(text, p)
-        power += -exponent if down else exponent
-    if not ends_token(c, comment):
+    if some and (c == 69 or c == 101):  # E e
+        some, p, exponent = _read_exponent(text, p + 1)
+        power += exponent
+    if not some or not ends_token(at(text, p), comment):
         return BAD_VALUE, p, 0.0
-
-    code = DONE
-    value = 0.0
-    if mantissa == 0 or power < -_LARGEST_POWER:  # 10^18 * 10^-71 is far below what float32 holds
-        value = 0.0
-    elif power > 39:
-        code = VALUE_RANGE
-    else:
-        value = np.float64(mantissa) / _POWERS[-power] if power < 0 else np.float64(mantissa) * _POWERS[power]
-        exact = not truncated and mantissa <= _EXACT_MANTISSA and -_EXACT_POWER <= power <= _EXACT_POWER
-        low = value if exact else value * (1.0 - _SLACK)
-        high = value if exact else value * (1.0 + _SLACK)
-        if low >= _ROUNDS_TO_INFINITY:
-            code = VALUE_RANGE
-        elif high >= _ROUNDS_TO_INFINITY or np.float32(low) != np.float32(high):
-            code = SLOW
+    code, value = _rounded(mantissa, power, truncated)
     return code, p, -value if negative else value
 
 
