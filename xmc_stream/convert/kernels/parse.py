@@ -245,19 +245,20 @@ def _row_features(
         if number >= stop and not flags & DROP:
             return FEATURE_RANGE, p, n, dropped, culprit, number
         start = p + 1
-        code = DONE
         plain, p, value = read_plain(text, start, comment)
+        if plain and number < stop:
+            indices[n], data[n] = number, value
+            n += 1
+            continue
+        code = DONE
         if not plain:
             code, p, value = read_value(text, start, comment)
         if number < stop:
-            indices[n] = number  # also of a value that the caller reads
+            indices[n], data[n] = number, value  # of a value that the caller reads, the index alone counts
         if code != DONE:
             return code, p, n, dropped, start, number
-        if number < stop:
-            data[n] = value
-            n += 1
-        else:
-            dropped += 1
+        n += number < stop
+        dropped += number >= stop
 
 
 @kernel
