@@ -19,7 +19,6 @@ import pytest
 from helpers.commands import cli_command, environment
 
 import xmc_stream as xs
-from xmc_stream.errors import in_python
 from xmc_stream.runtime import cluster as of_cluster
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import COMMAND
@@ -80,24 +79,6 @@ def test_errors_name_the_argument_in_python_and_the_flag_in_the_shell(
         xs.predict(trained, small, tmp_path / "q", memory_limit="50MB")
     said = commands("predict", trained, small, tmp_path / "q", "--memory-limit", "50MB", fails=True)
     assert "--memory-limit" in said
-
-
-@pytest.mark.parametrize(
-    ("in_shell", "expected"),
-    [
-        ("raise --memory-limit or lower --threads", "raise memory_limit or lower threads"),
-        ("correct them, or --unseen=drop", "correct them, or drop_unseen=True"),
-        ("ids count from 1 here; use --zero-based if they do not", "ids count from 1 here; use base=0 if they do not"),
-        ("--set max_rounds=none goes on", "max_rounds=none goes on"),
-        ("predict with --filter, or with -k 7 or more", "predict with filter, or with k 7 or more"),
-        ("scale them (xmc-stream convert --normalize l2), or", "scale them (xmc-stream convert --normalize l2), or"),
-        ("make one with `convert --observed FILE` or", "make one with `convert --observed FILE` or"),
-    ],
-)
-def test_flags_in_a_message_become_arguments(in_shell: str, expected: str) -> None:
-    assert in_python(in_shell) == expected
-    error = xs.MemoryLimitError(in_shell)
-    assert (str(error), error.in_shell) == (expected, in_shell)
 
 
 def test_names_that_a_program_needs_are_there() -> None:

@@ -29,6 +29,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError, XmcStreamError
 
 _MAX_FILE_BYTES = 2**20  # longer files are tables or made by programs
@@ -200,7 +201,7 @@ def read_samples(folders: Iterable[Path]) -> list[Sample]:
     files = []
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"{folder} is not a folder: give one that holds Python packages as --source")
+            raise InputError(f"{folder} is not a folder: give one that holds Python packages as " + flags.SOURCE)
         files += list(source_files(folder))
     samples: dict[str, Sample] = {}
     seen: set[str] = set()
@@ -240,7 +241,7 @@ def write_text_set(samples: Sequence[Sample], folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{len(samples):,} docstrings were found, {len(kept):,} of them with one of {len(known):,} labels that "
             f"{_MIN_POSITIVES} or more share: the demo needs {_MIN_SAMPLES} with {_MIN_LABELS}; give a folder with more "
-            "Python source as --source"
+            "Python source as " + flags.SOURCE
         )
     for name, part in (("train", train), ("test", test)):
         # no name or time inside: equal data make equal files

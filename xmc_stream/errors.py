@@ -7,40 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from xmc_stream.flags import MEMORY_LIMIT, Wording
+
 MIRRORS = "xmc_stream-urls"  # the folder of files fetched from stores behind URLs, see `store.remote`
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says of a disk, quota or file that is full
-
-
-# where a flag is not spelled as the argument is
-_ARGUMENTS = {
-    "--overwrite": "overwrite=True", "--force": "force=True", "--on-error=skip": "skip=True",
-    "--duplicates=sum": "sum_duplicates=True", "--unseen=drop": "drop_unseen=True", "--zero-based": "base=0",
-    "--one-based": "base=1", "--labels-count": "n_labels", "--features": "n_features", "--no-header": "header=False",
-    "--normalize l2": "normalize='l2'", "--quote ''": "quote=''",
-    "--id-field": "text=TextOptions(id_field=...)", "--text-field": "text=TextOptions(text_fields=...)",
-    "--label-field": "text=TextOptions(label_field=...)",
-    "--label-delimiter": "text=TextOptions(label_delimiter=...)", "--label-lists": "text=TextOptions(label_lists=True)",
-}  # fmt: skip
-# a whole command stays as it is
-_FLAG = re.compile(
-    r"xmc-stream [^,;:()`]*|`[^`]*`|(?<![\w-])(--set )|(?<![\w-])-(?=k \d)|(?<![\w-])--[a-z][a-z-]*(?:=[a-z]+| l2| '')?"
-)
-
-
-def in_python(message: str) -> str:
-    """A message that names flags of commands, with Python's arguments in their place."""
-
-    def argument(found: re.Match[str]) -> str:
-        flag = found[0]
-        if not flag.startswith("-"):
-            return flag
-        if found[1] or flag == "-":
-            return ""
-        return _ARGUMENTS.get(flag, flag[2:].replace("-", "_"))
-
-    return _FLAG.sub(argument, message)
-
-
 _MIRRORED = re.compile(rf"(?:/[^\s'\"]*)?/{MIRRORS}/([a-z][a-z0-9+.-]*):/([^\s'\"]+?)@[0-9a-f]{{12}}")
 
 
@@ -50,23 +20,28 @@ def in_urls(text: str) -> str:
 
 
 def in_megabytes(limit: int) -> str:
-    """A limit of so many bytes as `--memory-limit` takes it; not rounded down."""
+    """A limit of so many bytes as the memory limit is given; not rounded down."""
     return f"{-(-limit // 10**6)}MB"
 
 
 class XmcStreamError(Exception):
     """Base of every error raised on purpose by this library.
 
-    Messages are written with the flags of commands; `str` of an error names Python's arguments in their place.
+    A message that names arguments is a `Wording`, put together with those of `flags`; `str` of an error is Python's spelling.
     """
+
+    @property
+    def said(self) -> Wording:
+        """The message, as the shell and as Python spell it."""
+        return Wording.of(self.args[0] if self.args else "").each(in_urls)
 
     @property
     def in_shell(self) -> str:
         """The message as a command prints it."""
-        return in_urls(str(self.args[0])) if self.args else ""
+        return str(self.said)
 
     def __str__(self) -> str:
-        return in_python(self.in_shell)
+        return self.said.in_python
 
 
 class InputError(XmcStreamError, ValueError):
@@ -92,10 +67,12 @@ class MemoryLimitError(MemoryError, XmcStreamError):  # in this order dask's wor
         return self.args[1] if len(self.args) > 1 else None
 
     @property
-    def in_shell(self) -> str:
-        """The message, as a command prints it."""
-        said = super().in_shell
-        return said if self.least is None else f"{said}: set --memory-limit to {in_megabytes(self.least)} or more"
+    def said(self) -> Wording:
+        """The message with the least limit, as the shell and as Python spell it."""
+        said = super().said
+        return (
+            said if self.least is None else said + ": set " + MEMORY_LIMIT + f" to {in_megabytes(self.least)} or more"
+        )
 
 
 class ResumeError(XmcStreamError, ValueError):
@@ -112,9 +89,13 @@ def renaming(things: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except XmcStreamError as error:
-        said = error.in_shell
-        for thing, word in things.items():
-            said = said.replace(thing, word)
-        if said != error.in_shell:
+
+        def renamed(text: str) -> str:
+            for thing, word in things.items():
+                text = text.replace(thing, word)
+            return text
+
+        said = error.said.each(renamed)
+        if said != error.said:
             error.args = (said,)
         raise

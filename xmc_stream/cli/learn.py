@@ -355,7 +355,7 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...], worke
         if o["as_json"]:
             show({**report, "why": error.in_shell}, True, [])
             sys.exit(1)
-        raise MemoryLimitError(f"{command} does not fit: {error.args[0]}", error.least)
+        raise MemoryLimitError(f"{command} does not fit: " + report["why"], error.least)
 
 
 def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.convert.options import ConvertOptions, with_overrides
-from xmc_stream.errors import in_python
 from xmc_stream.system.progress import LOG, working
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def convert(source: Any, target: str | Path, options: ConvertOptions | None = No
     if not (unlabelled or hasattr(source, "dtype")) and LOG.isEnabledFor(logging.INFO):
         from xmc_stream.convert.labels import understood
 
-        LOG.info("%s", understood(dataset, in_python)["said"])
+        LOG.info("%s", understood(dataset)["said"].in_python)
     return dataset
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.messages import shown_text
+from xmc_stream.flags import Wording
 
 if TYPE_CHECKING:
     from xmc_stream.store.dataset import Dataset
@@ -57,10 +59,9 @@ def separator_of(counts: Sequence[Sequence[int]]) -> str:
     return found
 
 
-def understood(dataset: Dataset, worded: Callable[[str], str] = str) -> dict[str, Any]:
+def understood(dataset: Dataset) -> dict[str, Any]:
     """How the labels of a converted dataset were understood: kind ("names", "ids" or "none"), examples (the most frequent
-    ones), separator (None, or what most names hold) and said (all of it in a line). worded: says advice with flags of commands
-    in other words; names of labels stay as they are."""
+    ones), separator (None, or what most names hold) and said (all of it in a line, a `Wording`)."""
     about, counts = dataset.attributes, dataset.label_counts()
     frequent: list[int] = []
     for _ in range(min(_EXAMPLES, len(counts))):
@@ -83,8 +84,8 @@ def understood(dataset: Dataset, worded: Callable[[str], str] = str) -> dict[str
         words = ", ".join(shown_text(one) if isinstance(one, str) else str(one) for one in examples)
         said += f"{dataset.n_labels:,} {kind}{f' from {base}' if names is None else ''}, most frequent {words}"
     if separator == LIST:
-        said += worded("; most look like lists of labels: if they are, convert again with --label-lists")
+        said += "; most look like lists of labels: if they are, convert again with " + flags.LABEL_LISTS
     elif separator:
-        said += f"; most hold {separator!r}: if it separates labels, "
-        said += worded(f"convert again with --label-delimiter {separator!r}")
-    return {"kind": kind, "examples": examples, "separator": separator, "said": said}
+        said += f"; most hold {separator!r}: if it separates labels, convert again with "
+        said += flags.LABEL_DELIMITER + f" {separator!r}"
+    return {"kind": kind, "examples": examples, "separator": separator, "said": Wording.of(said)}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from xmc_stream import flags
 from xmc_stream.convert.options import NORMALIZE, ConvertOptions, Like
 from xmc_stream.errors import InputError
 
@@ -41,8 +42,9 @@ def taken_over(like: str | Path | Dataset | StoredModel) -> Like:
     of = selected_of(train.attributes)
     if of is not None:
         raise InputError(
-            f"{train.path} has {train.n_features} selected features of {of}: convert --like the data that they were selected "
-            "from, then select them by `xmc-stream select-features`"
+            f"{train.path} has {train.n_features} selected features of {of}: convert "
+            + flags.LIKE
+            + " the data that they were selected from, then select them by `xmc-stream select-features`"
         )
     normalize = train.attributes.get("normalize", "none")
     if normalize not in NORMALIZE:
@@ -58,7 +60,10 @@ def without_labels(like: Like | None, options: Mapping[str, Any]) -> Like:
     """What is taken over of the features alone. Raises InputError where that makes no sense."""
     if like is None or options.get("unlabelled"):
         raise InputError(
-            "--new-labels says that labels are not those of --like: "
+            flags.NEW_LABELS
+            + " says that labels are not those of "
+            + flags.LIKE
+            + ": "
             + ("name it" if like is None else "rows without labels have none")
         )
     return replace(like, labels=False)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xmc_stream import flags
 from xmc_stream.convert.jobs import ArrayJob, ColumnsJob, LoadJob, PartJob
 from xmc_stream.convert.lines.files import Stamps, unchanged
 from xmc_stream.convert.options import ConvertOptions, Like
@@ -105,7 +106,9 @@ class ConversionRun:
             needs = ", ".join(f"{name} {format_size(size)}" for name, size in plan.needs.items())
             raise MemoryLimitError(
                 f"the dataset needs {format_size(plan.need)} ({needs}) and the memory limit leaves "
-                f"{format_size(self._plan.budget)}: raise --memory-limit and give the same command, it goes on"
+                f"{format_size(self._plan.budget)}: raise "
+                + flags.MEMORY_LIMIT
+                + " and give the same command, it goes on"
             )
         return plan.max_bytes
 

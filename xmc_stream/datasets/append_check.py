@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from xmc_stream import flags
 from xmc_stream.datasets.check import windows
 from xmc_stream.errors import InputError
 from xmc_stream.store.dataset import Dataset
@@ -24,16 +25,20 @@ def refuse_unfit(old: Dataset, new: Dataset) -> None:
     _same_transform(old, new)
     _same_bases(old, new)
     for what, option, in_old, in_new in (
-        ("ids of rows", "with --id-field, or without", old.row_ids(), new.row_ids()),
-        ("a mask of known pairs", "with --observed, or without", observed_seal(old), observed_seal(new)),
-        ("names of labels", "with names of labels, by --label-names, or ids", *map(_label_names, (old, new))),
+        ("ids of rows", "with " + flags.ID_FIELD + ", or without", old.row_ids(), new.row_ids()),
+        ("a mask of known pairs", "with " + flags.OBSERVED + ", or without", observed_seal(old), observed_seal(new)),
+        (
+            "names of labels",
+            "with names of labels, by " + flags.LABEL_NAMES + ", or ids",
+            *map(_label_names, (old, new)),
+        ),
     ):
         lacking = "" if (in_old is None) == (in_new is None) else f"{old.path} has {what} and {new.path} has none"
         no_labels = not new.attributes["nnz_labels"] and observed_seal(new) is None  # nor known ones
         if lacking and not (what == "names of labels" and no_labels):
             if in_old is None:
                 lacking = f"{new.path} has {what} and {old.path} has none"
-            raise InputError(f"{lacking}: convert one of them again, {option}")
+            raise InputError(f"{lacking}: convert one of them again, " + option)
 
 
 def _label_names(dataset: Dataset) -> Any:
@@ -41,8 +46,8 @@ def _label_names(dataset: Dataset) -> Any:
 
 
 def _like(old: Dataset, new: Dataset) -> str:
-    labels = ", and --new-labels where it has labels of its own" if new.attributes["nnz_labels"] else ""
-    return f"convert the rows of {new.path} again with --like {old.path}{labels}"
+    labels = ", and " + flags.NEW_LABELS + " where it has labels of its own" if new.attributes["nnz_labels"] else ""
+    return f"convert the rows of {new.path} again with " + flags.LIKE + f" {old.path}" + labels
 
 
 def _same_features(old: Dataset, new: Dataset) -> None:

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 
+from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError, in_urls
 from xmc_stream.runtime.job import Receipt
@@ -246,7 +247,9 @@ class _Target(ABC):
             raise InputError(f"{self.where} exists and is something else: give another name, or remove it yourself")
         if not overwrite:
             raise InputError(
-                f"{self.where} exists, and is another store, or damaged: give another name, or --overwrite to replace it"
+                f"{self.where} exists, and is another store, or damaged: give another name, or "
+                + flags.OVERWRITE
+                + " to replace it"
             )
 
     @abstractmethod

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.blocks import block_bytes
 from xmc_stream.datasets.check import windows
@@ -123,7 +124,7 @@ def export(
 
     def refuse(target: Path) -> None:
         if target.exists() and not (overwrite and target.is_file()):
-            raise InputError(f"{target} exists: give another name, or --overwrite to replace a file")
+            raise InputError(f"{target} exists: give another name, or " + flags.OVERWRITE + " to replace a file")
 
     def write(files: Sequence[Path]) -> Receipt:
         if isinstance(source, Model):
@@ -163,13 +164,15 @@ def _targets(out: Path, labels: str | Path | None, format: str, base: int, of_mo
     if format not in _FORMATS:
         raise InputError(f"format must be one of {', '.join(_FORMATS)}. Got {format!r}.")
     if base not in (0, 1) or (base == 1 and format != "libsvm"):
-        raise InputError(f"ids from {base} are not of the format {format}: give --format libsvm for ids from 1")
+        raise InputError(
+            f"ids from {base} are not of the format {format}: give " + flags.FORMAT + " libsvm for ids from 1"
+        )
     if (format == "npz") != (out.suffix == ".npz") or (of_model and format != "npz"):
         raise InputError(f"{out}: scipy matrices, and models, go to a name that ends in .npz, text to any other")
     if format == "npz" and not of_model:
         return [out, out.with_name(out.stem + "-labels.npz") if labels is None else Path(labels)]
     if labels is not None:
-        raise InputError("--labels names the file of Y beside an X in .npz: leave it out")
+        raise InputError(flags.LABELS + " names the file of Y beside an X in .npz: leave it out")
     return [out]
 
 

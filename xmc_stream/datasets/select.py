@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.blocks import block_bytes
 from xmc_stream.datasets.listed import listed
@@ -191,7 +192,7 @@ def _refuse_other_features(model: Model, ids: NDArray[np.int64], dataset: Datase
     if of_data != of_model:
         raise InputError(
             f"{dataset.path} was converted with {of_data} features and the data that {model.path} learned from with "
-            f"{of_model}: convert the data again with --like and the training set"
+            f"{of_model}: convert the data again with " + flags.LIKE + " and the training set"
         )
     names, of_model_names = dataset.feature_names(), model.feature_names()
     if names is None or of_model_names is None:
@@ -204,7 +205,7 @@ def _refuse_other_features(model: Model, ids: NDArray[np.int64], dataset: Datase
             if name != other:
                 raise InputError(
                     f"feature {ids[i]} is {name!r:.50} in {dataset.path} and {other!r:.50} in {model.path}: convert the data "
-                    "again with --like and the training set"
+                    "again with " + flags.LIKE + " and the training set"
                 )
 
 

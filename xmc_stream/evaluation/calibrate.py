@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.models import Execution, Model, as_model, checked, planned
@@ -179,7 +180,7 @@ def _refuse_unfit(model: Model, seen: Model, dataset: Dataset) -> None:
     if dataset.n_labels != model.n_labels:
         raise InputError(
             f"{dataset.path} has {dataset.n_labels} labels and the model {model.path} has {model.n_labels}: "
-            "convert the data again with --like and the training set"
+            "convert the data again with " + flags.LIKE + " and the training set"
         )
     made = [(m.shape, m.attributes["solver"], m.attributes["params"]) for m in (model, seen)]
     if made[0] != made[1]:

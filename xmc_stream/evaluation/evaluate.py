@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.arguments import native, native_arguments
 from xmc_stream.convert.formats.predicted import Rankings, open_predictions
 from xmc_stream.errors import InputError, MemoryLimitError
@@ -198,7 +199,7 @@ def _propensity(train: Dataset, dataset: Dataset, propensity: tuple[float, float
     if train.n_labels != dataset.n_labels:
         raise InputError(
             f"{train.path} has {train.n_labels} labels and {dataset.path} has {dataset.n_labels}: "
-            "convert the test set with --like and the training set"
+            "convert the test set with " + flags.LIKE + " and the training set"
         )
     if isinstance(propensity, str):
         if propensity not in PROPENSITY_PRESETS:
@@ -311,5 +312,9 @@ def _refuse_if_short(
         most = int((left[short] < 0).sum(axis=1).max())
         raise InputError(
             f"row {start + int(np.argmax(short))} of {stored.path} has fewer than {depth} of its {stored.k} predictions "
-            f"left behind the filter: predict with --filter, or with -k {min(depth + most, n_labels)} or more"
+            "left behind the filter: predict with "
+            + flags.FILTER
+            + ", or with "
+            + flags.K
+            + f" {min(depth + most, n_labels)} or more"
         )

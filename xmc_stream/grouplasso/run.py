@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.grouplasso.descent import ColumnsJob, Data, ModelJob, SegmentJob, Stage
 from xmc_stream.grouplasso.firstorder import StepsJob, StoreJob
@@ -35,13 +36,15 @@ def refuse_diverged(p: GroupLassoParameters, stage: Stage, objective: float, at_
     if objective <= _ABOVE * at_zero:
         return
     if p.descends or stage.debias:
-        cure = "scale the features, as by convert --normalize l2"
+        cure: str = "scale the features, as by convert " + flags.NORMALIZE_L2
     else:
         cure = ("set a smaller eta" if p.algorithm == "fobos" else "scale the features") + ", or algorithm=bcd-ls"
     where = "the debiasing" if stage.debias else f"lam {stage.lam:g}"
     raise InputError(
-        f"{p.algorithm} diverged in {where}: its objective is {objective:.6g}, that of W = 0 is {at_zero:.6g}: {cure}, and "
-        "train again with --overwrite"
+        f"{p.algorithm} diverged in {where}: its objective is {objective:.6g}, that of W = 0 is {at_zero:.6g}: "
+        + cure
+        + ", and train again with "
+        + flags.OVERWRITE
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import StoreError
 from xmc_stream.grouplasso.arrays import Matrix
 from xmc_stream.store.chunks import open_array, read_small
@@ -95,7 +96,9 @@ class State:
             values = self._rows.read(low * self._n_labels, (low + len(features)) * self._n_labels)
             if not np.isfinite(values).all():
                 raise StoreError(
-                    f"{self._path} has weights that are not finite: train anew with --overwrite, from X whose values are "
+                    f"{self._path} has weights that are not finite: train anew with "
+                    + flags.OVERWRITE
+                    + ", from X whose values are "
                     "not so large"
                 )
             yield features, values.reshape(-1, self._n_labels)

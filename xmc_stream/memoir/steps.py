@@ -15,6 +15,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import JobError
 from xmc_stream.factors.factors import Factor, Panels, new_factors
 from xmc_stream.factors.heldrows import let_go
@@ -100,7 +101,8 @@ class StepsJob:
         if not np.isfinite(loss + learner.weights.norm):
             raise JobError(
                 f"MEMOIR diverged by step {self.last}: loss or W is not finite: give the rows length one (convert "
-                "--normalize l2), or a smaller eta0"
+                + flags.NORMALIZE_L2
+                + "), or a smaller eta0"
             )
         said = {
             "loss": loss / max(done, 1), "violators": round(violators / max(done, 1), 6),

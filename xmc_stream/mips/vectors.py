@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, CSRBlock
 from xmc_stream.mips.kernels import classvectors as kernels
@@ -73,7 +74,7 @@ class ClassVectors:
     def _no_room(self) -> MemoryLimitError:
         return MemoryLimitError(
             f"the vectors of {self.n_classes} classes need more than the {format_size(self.most_bytes)} that they have: set a "
-            "larger --memory-limit, or make them sparser"
+            "larger " + flags.MEMORY_LIMIT + ", or make them sparser"
         )
 
     @property
@@ -191,7 +192,7 @@ class DenseVectors:
         if needed > most_bytes:
             raise MemoryLimitError(
                 f"dense vectors of {n_classes} classes and {n_features} coordinates need {format_size(needed)}, and have "
-                f"{format_size(most_bytes)}: set a larger --memory-limit, or fewer coordinates"
+                f"{format_size(most_bytes)}: set a larger " + flags.MEMORY_LIMIT + ", or fewer coordinates"
             )
         self.n_classes, self.n_features = n_classes, n_features
         self.values, self.squares = np.zeros((n_classes, n_features), np.float32), np.zeros(n_classes)

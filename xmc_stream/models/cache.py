@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
+from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.system.memory import format_size
 
@@ -51,7 +52,7 @@ class TileCache:
         if size > self.max_bytes:
             raise MemoryLimitError(
                 f"a tile of weights takes {format_size(size)} and {format_size(self.max_bytes)} are planned for tiles: "
-                "raise --memory-limit or lower --threads"
+                "raise " + flags.MEMORY_LIMIT + " or lower " + flags.THREADS
             )
         with self._free:
             while True:

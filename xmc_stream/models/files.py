@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.summary import unfinished_run
 from xmc_stream.store.inventory import SEAL
@@ -51,7 +52,7 @@ def refuse_model(path: Path, source: Path, overwrite: bool) -> None:
     if path.absolute() == source.absolute():
         raise InputError(f"{path} is the model itself: give another name")
     if path.exists() and not (overwrite and is_model(path)):
-        raise InputError(f"{path} exists: give another name, or --overwrite to replace a model")
+        raise InputError(f"{path} exists: give another name, or " + flags.OVERWRITE + " to replace a model")
     if run := unfinished_run(path):
         raise InputError(
             f"{run} is a training that is not finished: finish it by its train command, remove it, or give another name"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
@@ -46,8 +47,9 @@ def check_labels(model: StoredModel, dataset: Dataset) -> None:
 
 def _mismatch(model: StoredModel, dataset: Dataset, what: str, of_data: int, of_model: int) -> str:
     return (
-        f"{dataset.path} has {of_data} {what} and the model {model.path} has {of_model}: convert the data again with --like "
-        "and the training set"
+        f"{dataset.path} has {of_data} {what} and the model {model.path} has {of_model}: convert the data again with "
+        + flags.LIKE
+        + " and the training set"
     )
 
 

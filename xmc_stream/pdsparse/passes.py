@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.order import GROUP
@@ -241,7 +242,9 @@ class SegmentJob:
         if needed > self.data.plan.dual:
             raise MemoryLimitError(
                 f"{n} rows have {total} active labels, whose dual variables take {format_size(needed)} where "
-                f"{format_size(self.data.plan.dual)} are planned: raise --memory-limit, or have fewer of them: a larger lam "
+                f"{format_size(self.data.plan.dual)} are planned: raise "
+                + flags.MEMORY_LIMIT
+                + ", or have fewer of them: a larger lam "
                 f"(now {self.lam:g}) or a smaller C (now {self.data.parameters.C:g})"
             )
         out = DualRows(begin, size, np.empty(total, np.int32), np.empty(total))
@@ -260,7 +263,9 @@ class SegmentJob:
         bound = format_size(stepper.tables.most_bytes)
         return MemoryLimitError(
             f"the tables of v and w need more than the {bound} that the memory limit leaves them, in pass {self.number + 1}: "
-            f"raise --memory-limit, or have fewer of them: a larger lam (now {self.lam:g}) or a smaller C (now "
+            "raise "
+            + flags.MEMORY_LIMIT
+            + f", or have fewer of them: a larger lam (now {self.lam:g}) or a smaller C (now "
             f"{self.data.parameters.C:g})"
         )
 
@@ -315,7 +320,7 @@ def read_tables(path: Path, stepper: Stepper, n_features: int, above: float | No
             bound = format_size(stepper.tables.most_bytes)
             raise MemoryLimitError(
                 f"{path}: these tables take more than the {bound} that the memory limit leaves them: go on with a larger "
-                "--memory-limit"
+                + flags.MEMORY_LIMIT
             )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.linear.guide import GUIDE
 from xmc_stream.linear.implied import IMPLIED
@@ -184,8 +185,8 @@ def _advice(report: Mapping[str, Any]) -> str:
             "smaller C"
         )
     if report["duality_gap_mean"] <= _NEAR:
-        return "trained as far as it pays; --set max_rounds=none goes on until every class is within tol"
+        return "trained as far as it pays; " + flags.SET + "max_rounds=none goes on until every class is within tol"
     return (
-        f"that is farther than usual after {report['rounds']} rounds: --set max_rounds=none goes on, "
+        f"that is farther than usual after {report['rounds']} rounds: " + flags.SET + "max_rounds=none goes on, "
         "and rows of length one (xmc-stream convert --normalize l2) or a smaller C need fewer"
     )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import LinearWeights, Unit
@@ -53,19 +54,21 @@ def check_start(model: LinearWeights, dataset: Dataset) -> None:
     if model.n_features > dataset.n_features:
         raise InputError(
             f"{model.path} is a model of {model.n_features} features, and {dataset.path} has {dataset.n_features}: convert "
-            "the data with --like the data of the model, so that they have the same features"
+            "the data with " + flags.LIKE + " the data of the model, so that they have the same features"
         )
     mine, theirs = dataset.feature_names(), model.feature_names()
     if mine is not None and theirs is not None and (differs := first_difference(mine, theirs)) is not None:
         raise InputError(
-            f"feature {differs} of {dataset.path} has another name than that of {model.path}: convert the data with --like "
-            "the data of the model, so that they have the same features"
+            f"feature {differs} of {dataset.path} has another name than that of {model.path}: convert the data with "
+            + flags.LIKE
+            + " the data of the model, so that they have the same features"
         )
     named = dataset.label_names() is not None and model.label_names() is not None
     if model.n_labels > dataset.n_labels and not named:
         raise InputError(
             f"{model.path} is a model of {model.n_labels} labels, and {dataset.path} has {dataset.n_labels}: which were taken "
-            "out cannot be told without names of labels on both sides: convert the data of both with --label-names"
+            "out cannot be told without names of labels on both sides: convert the data of both with "
+            + flags.LABEL_NAMES
         )
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, CSRBlock
 from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
@@ -127,7 +128,7 @@ class StreamedRows:
         if len(lines) == 1:
             raise MemoryLimitError(
                 f"row {lines[0]} of {self.X.path} has {total} entries, more than the "
-                f"{self.max_nnz} planned for: raise --memory-limit or lower --threads"
+                f"{self.max_nnz} planned for: raise " + flags.MEMORY_LIMIT + " or lower " + flags.THREADS
             )
         return None
 

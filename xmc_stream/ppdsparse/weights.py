@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.linear.kernels.penalty import ONCE
 from xmc_stream.methods.weights import LABELS, SAMPLES, Given
@@ -113,7 +114,9 @@ def check_weights(parameters: PPDSparseParameters, dataset: Dataset, given: Give
         given.check(dataset)
     labels = given is not None and given.labels is not None
     if parameters.class_weight == GIVEN and not labels:
-        raise InputError("class_weight is 'given', and no weights of labels are: give them (--class-weight FILE.npy)")
+        raise InputError(
+            "class_weight is 'given', and no weights of labels are: give them (" + flags.CLASS_WEIGHT + " FILE.npy)"
+        )
     if labels and parameters.class_weight != GIVEN:
         raise InputError(f"weights of labels are given, and class_weight is {parameters.class_weight!r}: leave out one")
     if parameters.class_weight == PROPENSITY:

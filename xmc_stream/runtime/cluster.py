@@ -20,6 +20,7 @@ import distributed
 from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError, JobError
 from xmc_stream.runtime.job import Job, Receipt
 from xmc_stream.runtime.work import Done, Failed, do_while, receipt_of, under_way
@@ -151,8 +152,8 @@ def _connected(address: Any) -> _Client:
     try:
         return _Client(str(address))
     except Exception as error:  # noqa: BLE001 - dask and what it uses raise of every kind for addresses that cannot be
-        why = " ".join(str(error).split())
-        raise InputError(f"no dask scheduler answers at {address} ({why}): start one, or correct --scheduler") from None
+        said = f"no dask scheduler answers at {address} ({' '.join(str(error).split())}): start one, or correct "
+        raise InputError(said + flags.SCHEDULER) from None
 
 
 def _hush(more: int) -> None:
@@ -435,7 +436,8 @@ class Cluster:
             LOG.warning("%s; it gets no jobs of this run", worker.why)
         self._unfit.add(worker.address)
         if not self._workers():
-            raise JobError(f"no worker is left that can go on: {worker.why}; give the same command again{self._on()}")
+            again = f"; give the same command again{self._on()}"
+            raise JobError("no worker is left that can go on: " + worker.why + again)
 
     def _outcome_of(self, job: Job, future: Any) -> Done | Failed | Unfit:
         while True:

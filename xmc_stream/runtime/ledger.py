@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from xmc_stream import flags
 from xmc_stream.errors import ResumeError, StoreError
 from xmc_stream.store.places import hold, refuse_foreign, try_lock
 from xmc_stream.system.files import regular
@@ -25,8 +26,8 @@ from xmc_stream.system.folders import outlives_process
 Receipt = dict[str, Any]
 IDENTITY = "identity"
 _ADVICE = {
-    "environment": "resume on the same processor type and package versions, or --force",
-    "format": "another version of xmc_stream began it, and it cannot go on here; begin anew by --overwrite",
+    "environment": "resume on the same processor type and package versions, or " + flags.FORCE,
+    "format": "another version of xmc_stream began it, and it cannot go on here; begin anew by " + flags.OVERWRITE,
 }
 
 
@@ -162,9 +163,9 @@ def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]
     ]
     if differ:
         name = min(differ, key=lambda name: name == "environment")  # what --force does not help against comes first
-        hint = _ADVICE.get(name, "give the same, name another model, or --overwrite")
+        hint = _ADVICE.get(name, "give the same, name another model, or " + flags.OVERWRITE)
         what, old, new = _first_difference(name, before.get(name), now.get(name))
-        raise ResumeError(f"{path.parent} holds a run with {what} {old}, not {new}: {hint}")
+        raise ResumeError(f"{path.parent} holds a run with {what} {old}, not {new}: " + hint)
 
 
 def _first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:

@@ -43,7 +43,7 @@ def do(job: Job) -> Done | Failed:
     try:
         receipt = job.run()
     except XmcStreamError as error:
-        return Failed(type(error), error.in_shell)
+        return Failed(type(error), error.said)
     return Done(receipt, time.perf_counter() - began, Usage.now(), peak_resident(), this_process())
 
 

@@ -19,6 +19,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError, XmcStreamError
 from xmc_stream.runtime.environment import environment
 from xmc_stream.store.remote import refuse_unreachable
@@ -124,12 +125,13 @@ def _misfit(terms: Terms, who: str, threads: int, allowed: int) -> str:
     if threads > terms.threads:
         return (
             f"{who} has {threads} threads, and the memory of this run is planned for {terms.threads}: start it with "
-            f"--nthreads {terms.threads}"
+            + flags.NTHREADS
+            + f" {terms.threads}"
         )
     if allowed and int(_PAUSED * allowed) < terms.limit.limit:
         return (
             f"{who} is paused by dask from {format_size(allowed)} on, and this run takes up to "
-            f"{format_size(terms.limit.limit)} of each worker: start it with a larger --memory-limit"
+            f"{format_size(terms.limit.limit)} of each worker: start it with a larger " + flags.MEMORY_LIMIT
         )
     file = terms.run.partition("#")[0]
     if (
@@ -179,7 +181,7 @@ def _cannot_read(path: str) -> str:
     try:
         refuse_unreachable(path)
     except XmcStreamError as error:
-        return f"says: {error.in_shell}"
+        return "says: " + error.said
     shared = "put it on a file system that all workers share, under one name"
     return "" if os.access(path, os.R_OK) else f"cannot read {path}: {shared}"
 
@@ -207,7 +209,7 @@ def refuse_unfit(workers: Sequence[About]) -> None:
             if (has := worker.environment.get(library)) != needed:
                 raise InputError(_differs(who, library, has, needed))
         if worker.unread:
-            raise InputError(f"{who} {worker.unread[0]}")
+            raise InputError(f"{who} " + worker.unread[0])
         if worker.unwritten:
             raise InputError(
                 f"{who} does not see what this process writes to {worker.unwritten[0]}, or cannot write there: name a folder "
@@ -243,7 +245,7 @@ def common_limit(workers: Sequence[About], size: str | float | None) -> MemoryLi
         if MemoryLimit(allowed).budget(worker.resident) <= 0:
             raise InputError(
                 f"worker {worker.name} on {worker.host} is paused by dask from {format_size(worker.allowed)} on and holds "
-                f"{format_size(worker.resident)} before it works: start it with a larger --memory-limit"
+                f"{format_size(worker.resident)} before it works: start it with a larger " + flags.MEMORY_LIMIT
             )
         free = worker.resident + int(_SHARE * worker.free / on_host[worker.host])
         most = min(most, allowed, free if size is None else allowed)

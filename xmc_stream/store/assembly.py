@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import FORMAT, VERSION
@@ -80,7 +81,7 @@ def write_indices(path: Path, side: Side, windows: Iterable[NDArray[Any]], base:
                 worst = int(window.min()) if int(window.min()) < 0 else int(window.max())
                 raise InputError(
                     f"{kind} id {worst + base} is not in {base} ... {bound - 1 + base}, where ids begin with {base}: "
-                    "say --zero-based or --one-based, or correct the sizes"
+                    "say " + flags.ZERO_BASED + " or " + flags.ONE_BASED + ", or correct the sizes"
                 )
             indices = window.astype(dtype, copy=False)
             count_indices(indices, counts)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.chunks import open_array, read_small
@@ -269,7 +270,9 @@ class Dataset(StoredArrays):
         if not path.exists():
             if is_mirrored(path):
                 raise StoreError(
-                    f"{self.path} has no X by columns, and none can be made there: convert with --columns, and copy it again"
+                    f"{self.path} has no X by columns, and none can be made there: convert with "
+                    + flags.COLUMNS
+                    + ", and copy it again"
                 )
             with claimed(path) as work, naming(path):
                 if not path.exists():  # nor has another process made it since

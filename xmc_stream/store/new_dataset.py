@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store import transpose
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset
@@ -117,7 +118,7 @@ def load_kernels(n_samples: int, n_features: int, n_labels: int) -> None:
 def check_target(path: Path, overwrite: bool) -> None:
     """Raise InputError where a new dataset must not take this path: something is there, and not to be replaced."""
     if path.exists() and not overwrite:
-        raise InputError(f"{path} exists: give another name, or --overwrite to replace it")
+        raise InputError(f"{path} exists: give another name, or " + flags.OVERWRITE + " to replace it")
     if path.exists():
         try:
             Dataset(path)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.digest import StoredArrays
 from xmc_stream.store.encoding import index_dtype, naming, publish
@@ -138,7 +139,7 @@ def refuse_to_replace(path: Path, overwrite: bool, as_file: bool = False) -> Non
     if not path.exists():
         return
     if not overwrite:
-        raise InputError(f"{path} exists: give another name, or --overwrite to replace it")
+        raise InputError(f"{path} exists: give another name, or " + flags.OVERWRITE + " to replace it")
     try:
         fits = path.is_file() if as_file else bool(Predictions(path))
     except StoreError:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError, MemoryLimitError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -248,8 +249,11 @@ class MemoryLimit:
         bound = None if size is None else least_bound(_memberships(), _CGROUPS)
         if bound is not None and limit.limit > bound:
             raise InputError(
-                f"--memory-limit {size} is more than the {format_size(bound)} that this container or service may have (its "
-                f"memory cgroup): set --memory-limit to {int(0.9 * bound) // 10**6}MB or less, or leave it out"
+                flags.MEMORY_LIMIT
+                + f" {size} is more than the {format_size(bound)} that this container or service may have (its "
+                "memory cgroup): set "
+                + flags.MEMORY_LIMIT
+                + f" to {int(0.9 * bound) // 10**6}MB or less, or leave it out"
             )
         limit.give_back_freed()
         return limit
@@ -383,7 +387,10 @@ class Guard:
         if self._over(0.98):
             raise MemoryLimitError(
                 f"resident memory is {format_size(self.now)}, at the limit of {format_size(self.limit.limit)}: the run "
-                "was ended and can be resumed; run the same command with a larger --memory-limit or fewer --threads"
+                "was ended and can be resumed; run the same command with a larger "
+                + flags.MEMORY_LIMIT
+                + " or fewer "
+                + flags.THREADS
             )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xmc_stream import flags
 from xmc_stream.convert.opening import opened_source, taken_over, without_labels
 from xmc_stream.errors import InputError, MemoryLimitError, in_megabytes
 from xmc_stream.methods.contract import Method, Task
@@ -365,9 +366,9 @@ def plan_lines(forecast: Mapping[str, Any]) -> list[str]:
         *(f"  {format_size(size):>10}   {name}" for name, size in parts),
     ]
     least, fewest = forecast["least_limit"], forecast["limit_for_fewest_passes"]
-    lines += [f"least limit    --memory-limit {in_megabytes(least)}"]
+    lines += ["least limit    " + flags.MEMORY_LIMIT + f" {in_megabytes(least)}"]
     if fewest != least:
-        lines += [f"fewest passes  from --memory-limit {in_megabytes(fewest)} on"]
+        lines += ["fewest passes  from " + flags.MEMORY_LIMIT + f" {in_megabytes(fewest)} on"]
     return lines
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xmc_stream import flags
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
 from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
@@ -317,7 +318,9 @@ def _forget_damaged(method: Method, ledger: Ledger, engine: Engine, work: Path, 
     damaged = {Path(receipt["folder"]): receipt["damage"] for receipt in engine.run(state(), Notes())["damaged"]}
     for redo in method.redo(work, damaged, [key for key, _ in ledger.items()], warm_start):
         if isinstance(redo, str):
-            raise StoreError(f"{redo}: the run cannot go on from it: remove {work} (or --overwrite) and train anew")
+            raise StoreError(
+                f"{redo}: the run cannot go on from it: remove {work} (or " + flags.OVERWRITE + ") and train anew"
+            )
         ledger.forget(redo.forget)
         ledger.undo(redo.undo)
         for folder in redo.remove:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.evaluation.evaluate import COMPARING, comparing_needs
@@ -200,7 +201,9 @@ def _tried(solver: str, grid: Mapping[str, Sequence[Any]] | None, fixed: dict[st
         grid = {name: values for name, values in declared.grids.get(solver, {}).items() if name not in fixed}
     if not grid:
         raise InputError(
-            f"there is nothing to choose: give values of {declared.label}'s parameters, as --grid lam=0.01,0.1"
+            f"there is nothing to choose: give values of {declared.label}'s parameters, as "
+            + flags.GRID
+            + " lam=0.01,0.1"
         )
     grid = {
         name: values.tolist() if hasattr(values, "tolist") else values for name, values in grid.items()
@@ -295,7 +298,7 @@ def _stored(out: Path, identity: Mapping[str, Any], force: bool) -> dict[str, An
     try:
         check_identity(out, before, identity, force)
     except ResumeError as error:
-        raise ResumeError(error.in_shell.replace(str(out.parent), str(out), 1)) from None
+        raise ResumeError(error.said.each(lambda text: text.replace(str(out.parent), str(out), 1))) from None
     return found
 
 

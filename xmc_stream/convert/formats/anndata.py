@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.formats.matrix_files import NamedMatrices, label_sides
 from xmc_stream.convert.matrices.arrays import ClassSide, CSRReader, CSRSide, DenseSide, check_real, csr_reader
 from xmc_stream.convert.matrices.elements import ElementArray, attribute, encoding, n_strings, opened, strings
@@ -46,7 +47,10 @@ def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | Non
     if options.label_files or options.unlabelled:
         if options.label_key:
             raise InputError(
-                f"--label-key {options.label_key} and --labels were given: there can be one place of labels"
+                flags.LABEL_KEY
+                + f" {options.label_key} and "
+                + flags.LABELS
+                + " were given: there can be one place of labels"
             )
         y, place = label_sides(x, paths, options, like), ""
     else:
@@ -169,7 +173,9 @@ def _features(path: Path, key: str, like: Like | None) -> Side:
             layers = ", ".join(sorted(root["layers"])) if "layers" in root else ""
             near = meant(key, [f"layers/{name}" for name in root["layers"]]) if layers else ""
             raise InputError(
-                f"{path} has no {key}{near}: name one of its layers by --layer ({one_line(layers) or 'it has none'})"
+                f"{path} has no {key}{near}: name one of its layers by "
+                + flags.LAYER
+                + f" ({one_line(layers) or 'it has none'})"
             )
         n_names = n_strings(root["var"][attribute(root["var"], "_index")])
     side = _matrix(path, key)
@@ -182,7 +188,9 @@ def _features(path: Path, key: str, like: Like | None) -> Side:
     names = open_names(like.path, "features")
     if names is None:
         raise InputError(
-            f"{path} has names of features and --like {like.name} has none to find them by: convert that from AnnData too"
+            f"{path} has names of features and "
+            + flags.LIKE
+            + f" {like.name} has none to find them by: convert that from AnnData too"
         )
     if _same(_names(path, "var"), iter(names)):
         return side
@@ -204,7 +212,9 @@ def _label_element(path: Path, key: str | None) -> str:
     near = "" if key is None else meant(key, [*places, *(place.split("/", 1)[1] for place in places)])
     said = "names no labels" if key is None else f"has {' and '.join(matching) or f'no {key}{near}'}"
     shown = ", ".join(places[:20]) + (", ..." if len(places) > 20 else "")
-    raise InputError(f"{path} {said}: name the place of the labels by --label-key ({one_line(shown) or 'it has none'})")
+    raise InputError(
+        f"{path} {said}: name the place of the labels by " + flags.LABEL_KEY + f" ({one_line(shown) or 'it has none'})"
+    )
 
 
 def _labels(path: Path, key: str, like: Like | None, drop: bool) -> Side:
@@ -240,7 +250,9 @@ def _label_names(like: Like, path: Path) -> Any:
     names = open_names(like.path, "labels")
     if names is None:
         raise InputError(
-            f"{path} has names of classes and --like {like.name} has none to find them by: convert that from AnnData too"
+            f"{path} has names of classes and "
+            + flags.LIKE
+            + f" {like.name} has none to find them by: convert that from AnnData too"
         )
     return names
 
@@ -408,8 +420,10 @@ class _ClassSide:
             if unseen.any() and not self.drop:
                 at = int(np.argmax(unseen))
                 raise InputError(
-                    f"{self.name}: class {names[codes[at]]!r} in row {row + at} (from 0) is none of the labels of --like "
-                    f"{self.like.name if self.like else ''}: check that the two belong together, or --unseen=drop"
+                    f"{self.name}: class {names[codes[at]]!r} in row {row + at} (from 0) is none of the labels of "
+                    + flags.LIKE
+                    + f" {self.like.name if self.like else ''}: check that the two belong together, or "
+                    + flags.UNSEEN_DROP
                 )
             notes["dropped"] = notes.get("dropped", 0) + int(unseen.sum())
             notes["missing"] = notes.get("missing", 0) + int((~there).sum())

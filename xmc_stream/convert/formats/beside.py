@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.formats import npz, numpy_arrays
 from xmc_stream.convert.lines.files import file_identity
 from xmc_stream.convert.matrices.arrays import check_file, reading
@@ -38,7 +39,9 @@ def words_of(like: Like, given: Sequence[Path]) -> Like:
     if len(given) != len(like.beside):
         columns = ", ".join(f"{n:,}" for n in like.beside)
         has = f"has {columns} features of matrices beside" if like.beside else "has no features of a matrix beside"
-        raise InputError(f"{like.name} {has}, and {len(given)} are given: name a matrix for each by --beside, in order")
+        raise InputError(
+            f"{like.name} {has}, and {len(given)} are given: name a matrix for each by " + flags.BESIDE + ", in order"
+        )
     return replace(like, n_features=like.n_features - sum(like.beside), beside=())
 
 
@@ -56,7 +59,9 @@ class BesideSource:
         self._like = like
         self._normalize = normalize
         if skip:
-            raise InputError(f"{files[0]}: bad rows cannot be left out (--on-error=skip): they have features here too")
+            raise InputError(
+                f"{files[0]}: bad rows cannot be left out (" + flags.ON_ERROR_SKIP + "): they have features here too"
+            )
         self._sides = [_opened(path) for path in files]
         self._columns = [_columns(side) for side in self._sides]
         for i, side in enumerate(self._sides):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.kernels.places import BLANK, HEADER
 from xmc_stream.convert.lines.files import (
     HEAD,
@@ -46,8 +47,12 @@ _LONGEST_FIRST = 2**24  # bytes of the header and the first row
 _SAMPLE = 50  # rows that tell the delimiter
 _UNREADABLE = "\ufffd"  # for bytes that are not UTF-8
 _REASONS = {  # of what Python's csv says
-    "expected after": "text follows a closing quote: write a quote within quotes twice, or --quote '' where quotes are text",
-    "unexpected end": "quotes that begin here do not end: close them, or --quote '' where quotes are text",
+    "expected after": "text follows a closing quote: write a quote within quotes twice, or "
+    + flags.QUOTE_NONE
+    + " where quotes are text",
+    "unexpected end": "quotes that begin here do not end: close them, or "
+    + flags.QUOTE_NONE
+    + " where quotes are text",
     "new-line character": "there is a carriage return within the row: put the text in quotes, or end lines alike",
 }
 
@@ -131,7 +136,8 @@ class CsvRows:
     def _too_long(self, file: TextFile, line: int, longest: int) -> MemoryLimitError:
         return MemoryLimitError(
             f"{file.name}:{file.first_line() + line - 1}: the row that begins here is longer than "
-            f"{format_size(longest)}, all that the limit leaves for one: close its quotes, or raise --memory-limit"
+            f"{format_size(longest)}, all that the limit leaves for one: close its quotes, or raise "
+            + flags.MEMORY_LIMIT
         )
 
     def _by_python(self, content: bytes) -> Record:
@@ -156,7 +162,7 @@ class CsvRows:
     def _other_length(self, row: list[str]) -> str:
         return (
             f"the row has {len(row)} columns and the header {len(self.names)}: put a text with "
-            f"{shown(self.dialect.delimiter.encode())} in it into quotes, or name another --delimiter"
+            f"{shown(self.dialect.delimiter.encode())} in it into quotes, or name another " + flags.DELIMITER
         )
 
     def where(self, number: int) -> str:
@@ -269,8 +275,9 @@ def _table(file: TextFile, options: ConvertOptions) -> _Table:
     twice = next((name for i, name in enumerate(names) if name and name in names[:i]), None)
     if twice is not None:
         raise InputError(
-            f"{file.name}:1: there are two columns {shown(twice.encode())}: give each a name of its own, or --no-header "
-            "and numbers instead of names"
+            f"{file.name}:1: there are two columns {shown(twice.encode())}: give each a name of its own, or "
+            + flags.NO_HEADER
+            + " and numbers instead of names"
         )
     return _Table(tuple(names), dialect, next((row for row in rows[1:] if len(row) == len(names)), None))
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.formats.frames import Column
 from xmc_stream.convert.formats.scipy_matrices import MemorySide
 from xmc_stream.convert.messages import shown_text
@@ -40,7 +41,7 @@ def listed_side(column: Column, name: str, options: ConvertOptions, like: Like |
             try:
                 labels = labels_in({name: value}, name, text)
             except BadRowError as error:
-                raise InputError(f"row {row} (from 0): {error}") from None
+                raise InputError(f"row {row} (from 0): " + error.args[0]) from None
             kinds |= {type(label) for label in labels}
             if len(kinds) > 1:
                 raise InputError(
@@ -86,6 +87,6 @@ def _numbered(
     if not drop and (known < 0).any():
         unseen = order[int(np.argmin(ids))]
         raise InputError(
-            f"{name}: label {shown_text(unseen)} does not occur in {like.name}: --unseen=drop leaves it out"
+            f"{name}: label {shown_text(unseen)} does not occur in {like.name}: " + flags.UNSEEN_DROP + " leaves it out"
         )
     return known, like.n_labels, None

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from xmc_stream import flags
 from xmc_stream.convert.lines.files import HEAD, NO_TEXT, Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, bom_length
 from xmc_stream.convert.lines.part import LinesPart, attributes_of
 from xmc_stream.convert.options import ConvertOptions, Like, of_labels
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
+from xmc_stream.flags import Wording
 from xmc_stream.runtime.job import Phase, Receipt
 
 _NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -86,8 +88,10 @@ class LibsvmText:
                 f"{paths[0]}:1: without a header 'N D' this is libsvm text, which holds its labels itself: leave out "
                 "labels, or write the header"
             )
-        self.n_features = _size("features", options.n_features, like.n_features if like else None)
-        self.n_labels = _size("labels-count", options.n_labels, kept.n_labels if (kept := of_labels(like)) else None)
+        self.n_features = _size(flags.FEATURES, options.n_features, like.n_features if like else None)
+        self.n_labels = _size(
+            flags.LABELS_COUNT, options.n_labels, kept.n_labels if (kept := of_labels(like)) else None
+        )
         self._like = like
         self._unlabelled = options.unlabelled
         self._files = files = [_Input.of(path) for path in paths]
@@ -172,26 +176,30 @@ def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | Non
     return LibsvmText(paths, options, like)
 
 
-def _size(option: str, given: int | None, taken_over: int | None) -> int | None:
+def _size(option: Wording, given: int | None, taken_over: int | None) -> int | None:
     """D or K as far as it is known before reading."""
     if given is not None and taken_over is not None and given != taken_over:
-        raise InputError(f"--{option} is {given} and --like has {taken_over}: leave out one of them")
+        raise InputError(option + f" is {given} and " + flags.LIKE + f" has {taken_over}: leave out one of them")
     return taken_over if given is None else given
 
 
 def _decided(kind: str, ids: list[list[int] | None], base: int | None, size: int | None) -> tuple[int, int]:
     """The base of ids, and how many there are. ids: the least and the largest of each part; base, size: where known."""
     known = [bounds for bounds in ids if bounds is not None]
-    option = "features" if kind == "feature" else "labels-count"
+    option = flags.FEATURES if kind == "feature" else flags.LABELS_COUNT
     if not known:
         if size is None:
-            raise InputError(f"no row has a {kind}: say how many {kind}s there are by --{option}, or by --like")
+            raise InputError(
+                f"no row has a {kind}: say how many {kind}s there are by " + option + ", or by " + flags.LIKE
+            )
         return base or 0, size
     if base is None:
         base = int(min(least for least, _ in known) > 0)
     most = max(most for _, most in known)
     if size is not None and most - base >= size:  # it is the id behind the last, and ids count from 0
         raise InputError(
-            f"{kind} id {most} is one too large for --{option} {size}, as {kind} ids count from 0: one of them is 0"
+            f"{kind} id {most} is one too large for "
+            + option
+            + f" {size}, as {kind} ids count from 0: one of them is 0"
         )
     return base, most + 1 - base if size is None else size

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from xmc_stream import flags
 from xmc_stream.convert.formats import npz, numpy_arrays
 from xmc_stream.convert.formats.string_classes import with_names, write_names
 from xmc_stream.convert.formats.xmlrepo import label_file
@@ -68,7 +69,7 @@ def label_sides(x: Sequence[Side], paths: Sequence[Path], options: ConvertOption
     ):
         return with_names([npz.open_side(path, labels=True) for path in paths], like, options.drop_unseen)
     if not options.label_files:
-        raise InputError(f"{paths[0]} holds features alone: name the file of its labels too (--labels)")
+        raise InputError(f"{paths[0]} holds features alone: name the file of its labels too (" + flags.LABELS + ")")
     if len(options.label_files) != len(paths):
         raise InputError(
             f"{len(paths)} files of features and {len(options.label_files)} of labels: name one of labels for each, in order"

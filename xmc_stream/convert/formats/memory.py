@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from xmc_stream import flags
 from xmc_stream.convert.formats.frames import Column, Frame, FrameArray, column_of, frame_of, indicated
 from xmc_stream.convert.formats.label_lists import ListedLabels, listed_side
 from xmc_stream.convert.formats.matrix_files import NamedMatrices
@@ -221,7 +222,7 @@ class MemoryRecords:
             if n_bytes > longest * 4:
                 raise MemoryLimitError(
                     f"{self.where(start)}: {stop - start} rows from here on have {format_size(n_bytes)} of text, and the "
-                    f"limit leaves {format_size(longest * 4)}: raise --memory-limit"
+                    f"limit leaves {format_size(longest * 4)}: raise " + flags.MEMORY_LIMIT
                 )
             for number, values in enumerate(zip(*found, strict=True), start):
                 yield number, dict(zip(fields, values, strict=True))

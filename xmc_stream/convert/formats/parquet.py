@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xmc_stream import flags
 from xmc_stream.convert.lines.files import file_identity
 from xmc_stream.convert.options import ConvertOptions, Like
 from xmc_stream.convert.tfidf.block import Record
@@ -47,7 +48,7 @@ class RowGroup:
                 if batch.nbytes > longest * 4:
                     raise MemoryLimitError(
                         f"{self.where(number + 1)}: {batch.num_rows} rows from here on take {format_size(batch.nbytes)}, "
-                        f"and the limit leaves {format_size(longest * 4)}: raise --memory-limit"
+                        f"and the limit leaves {format_size(longest * 4)}: raise " + flags.MEMORY_LIMIT
                     )
                 for i in range(batch.num_rows):
                     number += 1

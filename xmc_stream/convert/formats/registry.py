@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from xmc_stream import flags
 from xmc_stream.convert.formats import (
     anndata,
     delimited,
@@ -83,11 +84,14 @@ def _refuse_idle(path: Path, format: str, options: ConvertOptions) -> None:
     if options.unlabelled and options.label_files:
         raise InputError(f"{path}: labels are named, and are to be left out: leave one of them out yourself")
     if format != "anndata" and (options.layer is not None or options.label_key is not None):
-        raise InputError(f"{path} is {format}: --layer and --label-key are of AnnData, leave them out")
+        raise InputError(
+            f"{path} is {format}: " + flags.LAYER + " and " + flags.LABEL_KEY + " are of AnnData, leave them out"
+        )
     if format not in ("jsonl", "parquet", "csv") and options.text_options is not None:
         raise InputError(f"{path} is {format}: options of raw text go with jsonl, parquet and csv, leave them out")
     if format != "csv" and _of_csv(options):
-        raise InputError(f"{path} is {format}: --delimiter, --quote and --no-header are of csv, leave them out")
+        of_csv = flags.DELIMITER + ", " + flags.QUOTE + " and " + flags.NO_HEADER
+        raise InputError(f"{path} is {format}: " + of_csv + " are of csv, leave them out")
 
 
 def _of_csv(options: ConvertOptions) -> bool:
@@ -110,7 +114,7 @@ def _recognised(path: Path, otherwise: str | None) -> str:
     what = f"it begins with {line}" if head else "it is empty"
     raise InputError(
         f"{name_of(path)}:1: the format is not recognised, {what}, no header 'N D K' and no row: "
-        f"name it by --format ({', '.join(_FORMATS)}), or check that this is the file you mean"
+        "name it by " + flags.FORMAT + f" ({', '.join(_FORMATS)}), or check that this is the file you mean"
     )
 
 

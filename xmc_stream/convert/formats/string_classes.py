@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.matrices.arrays import Array
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Reader, Side
 from xmc_stream.convert.options import Like, of_labels
@@ -81,8 +82,10 @@ class StringClasses:
             if unseen.any() and not self.drop:
                 at = int(np.argmax(unseen))
                 raise InputError(
-                    f"{self.name}: class {str(texts[at])!r:.50} in row {row + at} (from 0) is none of the labels of --like "
-                    f"{self.like}: check that the two belong together, or --unseen=drop"
+                    f"{self.name}: class {str(texts[at])!r:.50} in row {row + at} (from 0) is none of the labels of "
+                    + flags.LIKE
+                    + f" {self.like}: check that the two belong together, or "
+                    + flags.UNSEEN_DROP
                 )
             notes["dropped"] = notes.get("dropped", 0) + int(unseen.sum())
             notes["missing"] = notes.get("missing", 0) + int((~there).sum())
@@ -135,8 +138,9 @@ def with_names(sides: Sequence[Side], like: Like | None, drop: bool) -> list[Sid
         names = open_names(like.path, "labels")
         if names is None:
             raise InputError(
-                f"{named[0].name} has names of classes and --like {like.name} has none to find them by: convert that from "
-                "names too, or save ids"
+                f"{named[0].name} has names of classes and "
+                + flags.LIKE
+                + f" {like.name} has none to find them by: convert that from names too, or save ids"
             )
         known = NamedIds(names)
         found: list[Side] = []

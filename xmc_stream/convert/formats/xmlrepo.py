@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from xmc_stream import flags
 from xmc_stream.convert.lines.compression import SUFFIXES
 from xmc_stream.convert.lines.files import NO_TEXT, Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.convert.lines.parser import Dialect, bom_length
@@ -260,14 +261,16 @@ def _labels_beside(path: Path) -> Path:
     match = _FEATURES_NAME.fullmatch(path.name)
     if match is None:
         raise InputError(
-            f"{path}:1: a header of two numbers says that here are features alone: name the file of their labels too "
-            "(--labels)"
+            f"{path}:1: a header of two numbers says that here are features alone: name the file of their labels too ("
+            + flags.LABELS
+            + ")"
         )
     name = f"{match[1]}Y.txt"
     for suffix in (match[2] or "", "", *SUFFIXES):
         if (path.parent / f"{name}{suffix}").exists():
             return path.parent / f"{name}{suffix}"
     raise InputError(
-        f"{path} holds features alone, and there is no {name} beside it, compressed or not: name the file of the labels "
-        "(--labels)"
+        f"{path} holds features alone, and there is no {name} beside it, compressed or not: name the file of the labels ("
+        + flags.LABELS
+        + ")"
     )

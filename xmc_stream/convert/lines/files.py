@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.lines.compression import DAMAGE, GZIP_RATIO, Decompressing, compression_of
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.files import regular, regular_or_pipe
@@ -292,7 +293,7 @@ class TextFile:
         if size <= len(buffer):
             raise MemoryLimitError(
                 f"{self.name}:{self.line_number()}: the line is longer than {format_size(len(buffer))}, all that the "
-                "limit leaves for one: raise --memory-limit, or check that this is a text of lines"
+                "limit leaves for one: raise " + flags.MEMORY_LIMIT + ", or check that this is a text of lines"
             )
         grown = bytearray(size)
         grown[: len(buffer)] = buffer
@@ -316,7 +317,8 @@ class TextFile:
             raise InputError(f"{here()} are damaged at this line of the text: fetch the file again") from None
         except MemoryError:
             raise MemoryLimitError(
-                f"{here()} need more memory from this line of the text on than the limit leaves: raise --memory-limit"
+                f"{here()} need more memory from this line of the text on than the limit leaves: raise "
+                + flags.MEMORY_LIMIT
             ) from None
         except OSError as error:
             raise InputError(f"{self.name} cannot be read ({error.strerror or error}): check the file") from None

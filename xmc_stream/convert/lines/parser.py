@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.messages import shown
 from xmc_stream.errors import InputError
 
@@ -219,7 +220,7 @@ class Parser:
         from xmc_stream.convert.kernels import parse
 
         if not self._dialect.skip:
-            raise InputError(f"{self.name}:{self._line()}: {self._reason(code, text)}")
+            raise InputError(f"{self.name}:{self._line()}: " + self._reason(code, text))
         self._state[parse.SKIPPED] += 1
         self._state[parse.WHERE] = parse.LEAVE
         if len(self._skipped) < LISTED:
@@ -242,15 +243,16 @@ class Parser:
         kind = "label" if code in about_labels else self._noun
         if code in (parse.LABEL_TWICE, parse.FEATURE_TWICE):
             advice = "leave one of them out" if kind == "label" else "add up the values, or leave one out"
-            return f"{kind} {number} stands twice in the row: {advice} (or --duplicates=sum)"
+            return f"{kind} {number} stands twice in the row: {advice} (or " + flags.DUPLICATES_SUM + ")"
         if code == parse.SUM_RANGE:
             return (
                 f"the values of {kind} {number}, which stands more than once, add up beyond float32: correct the line"
             )
         if code in (parse.LABEL_BELOW, parse.FEATURE_BELOW):
             base = self._dialect.y_base if code == parse.LABEL_BELOW else self._x_base
-            origin = f", as in --like {self._like.name}" if self._like else ""
-            return f"{kind} id {number} is below {base}: ids count from {base} here{origin}; use --zero-based if they do not"
+            origin = ", as in " + flags.LIKE + f" {self._like.name}" if self._like else ""
+            said = f"{kind} id {number} is below {base}: ids count from {base} here"
+            return said + origin + "; use " + flags.ZERO_BASED + " if they do not"
         token = re.match(rb"[^ \t\n]*", text[culprit : culprit + 1000].tobytes())[0]  # type: ignore[index]
         said = shown(token)
         if b"\0" in token:
@@ -270,18 +272,18 @@ class Parser:
         if not of_labels:
             bound = self.n_features
         if bound == UNKNOWN:
-            option = "--labels-count" if kind == "label" else "--features"
-            return f"{kind} id {digits} is 2^31 or more: if there are so many {kind}s, say how many by {option}"
+            option = flags.LABELS_COUNT if kind == "label" else flags.FEATURES
+            return f"{kind} id {digits} is 2^31 or more: if there are so many {kind}s, say how many by " + option
         base = self._dialect.y_base if of_labels else self._x_base
         like = self._like if not of_labels or (self._like and self._like.labels) else None
         if like:
-            origin = f"which comes from --like {like.name}"
+            origin: str = "which comes from " + flags.LIKE + f" {like.name}"
         else:
             origin = "as was given" if self._dialect.libsvm else "which comes from the header"
         above = f"not below {size}" if base == 0 else f"above {size}"
         counts = "" if base is None else f": ids count from {base}"
-        advice = "; --unseen=drop leaves out such ids" if like else ""
-        return f"{kind} id {digits} is {above} = {bound}, {origin}{counts}{advice}"
+        advice = "; " + flags.UNSEEN_DROP + " leaves out such ids" if like else ""
+        return f"{kind} id {digits} is {above} = {bound}, " + origin + counts + advice
 
     def _no_token(self, kind: str, of_labels: bool, token: bytes, said: str) -> str:
         """The reason for what is no label or no feature."""

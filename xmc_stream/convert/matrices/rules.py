@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side
 from xmc_stream.convert.rows import Rows, positives, row_with_minus_one, set_before
 from xmc_stream.errors import InputError
@@ -73,10 +74,13 @@ class Rules:
             if not self.drop_unseen:
                 at = int(np.argmin(keep))
                 what = "features D" if self.side == "X" else "labels K"
-                origin = f", which comes from --like {self.like}" if self.like else ""
+                origin = ", which comes from " + flags.LIKE + f" {self.like}" if self.like else ""
                 raise InputError(
                     f"{self.name}: index {indices[at]} in row {_row(indptr, at, first)} (from 0) is not below the "
-                    f"number of {what} = {self.bound}{origin}: check that the two belong together, or --unseen=drop"
+                    f"number of {what} = {self.bound}"
+                    + origin
+                    + ": check that the two belong together, or "
+                    + flags.UNSEEN_DROP
                 )
             before = set_before(keep)
             notes["dropped"] = notes.get("dropped", 0) + len(keep) - int(before[-1])
@@ -134,7 +138,7 @@ class Rules:
             twice = index[1:][index[1:] == index[:-1]][0]
             raise InputError(
                 f"{self.name}: row {first + row} (from 0) has index {twice} twice: call sum_duplicates() of the "
-                "matrix, or --duplicates=sum"
+                "matrix, or " + flags.DUPLICATES_SUM
             )
         done = row + 1
         while row >= 0:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.system.memory import format_size
 
@@ -79,7 +80,9 @@ class BlockSize:
         """Raises MemoryLimitError where a row is longer than memory allows."""
         if entries > self.longest:
             need = format_size(entries * _ENTRY_BYTES)
-            raise MemoryLimitError(f"{name}: row {row} (from 0) takes {need} when it is read: raise --memory-limit")
+            raise MemoryLimitError(
+                f"{name}: row {row} (from 0) takes {need} when it is read: raise " + flags.MEMORY_LIMIT
+            )
 
 
 def row_ranges(n_rows: int, entries: int) -> list[tuple[int, int]]:

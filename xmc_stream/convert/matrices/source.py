@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xmc_stream import flags
 from xmc_stream.convert.lines.files import file_identity
 from xmc_stream.convert.matrices.rules import Rules
 from xmc_stream.convert.matrices.sides import BlockSize, Reader, Side, block_bytes, fitted
@@ -14,6 +15,7 @@ from xmc_stream.convert.options import ConvertOptions, Like, of_labels
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
+from xmc_stream.flags import Wording
 from xmc_stream.runtime.job import Phase, Receipt
 
 
@@ -71,9 +73,9 @@ class Matrices:
         self._options = options
         self._like = like
         self.n_samples: int | None = sum(side.n_rows for side in x)
-        self.n_features = _columns(x, like.n_features if like else None, options.n_features, "--features")
+        self.n_features = _columns(x, like.n_features if like else None, options.n_features, flags.FEATURES)
         self.n_labels = _columns(
-            y, kept.n_labels if (kept := of_labels(like)) else None, options.n_labels, "--labels-count"
+            y, kept.n_labels if (kept := of_labels(like)) else None, options.n_labels, flags.LABELS_COUNT
         )
         self.x_entries = _total([side.entries for side in x])
         self.y_entries = _total([side.entries for side in y])
@@ -195,27 +197,29 @@ def attributes_of(parts: Sequence[tuple[Mapping[str, Any], tuple[str, ...]]]) ->
 def _check_options(options: ConvertOptions, name: str, uses: Sequence[str]) -> None:
     """Refuse what would change the result elsewhere and cannot be done for matrices."""
     if options.base:
-        raise InputError(f"{name}: columns of a matrix count from 0: leave out --one-based")
+        raise InputError(f"{name}: columns of a matrix count from 0: leave out " + flags.ONE_BASED)
     if options.skip:
         raise InputError(
-            f"{name}: rows of a matrix cannot be left out (--on-error=skip), as those of its labels are read apart: "
+            f"{name}: rows of a matrix cannot be left out ("
+            + flags.ON_ERROR_SKIP
+            + "), as those of its labels are read apart: "
             "correct the rows, or convert a text"
         )
     if options.text_options is not None:
         raise InputError(f"{name} holds numbers: leave out the options of raw text")
-    for option in ("layer", "label_key"):
+    for option, flag in (("layer", flags.LAYER), ("label_key", flags.LABEL_KEY)):
         if getattr(options, option) and option not in uses:
-            raise InputError(f"{name} is not AnnData: leave out --{option.replace('_', '-')}")
+            raise InputError(f"{name} is not AnnData: leave out " + flag)
 
 
-def _columns(sides: Sequence[Side], like: int | None, option: int | None, knob: str) -> int | None:
+def _columns(sides: Sequence[Side], like: int | None, option: int | None, flag: Wording) -> int | None:
     """D or K: of the training set, or of the shapes, or as given if that is more; None where only reading tells."""
     if like is not None:
         return like
     known = [side.n_columns for side in sides if side.n_columns is not None]
     if option is not None:
         if known and option < max(known):
-            raise InputError(f"{sides[0].name} has {max(known)} columns, more than {knob} {option}")
+            raise InputError(f"{sides[0].name} has {max(known)} columns, more than " + flag + f" {option}")
         return option
     return max(known) if len(known) == len(sides) else None
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.kernels.places import KIND, LIST
 from xmc_stream.convert.kernels.words import FIRST, ROWS, TIMES
 from xmc_stream.convert.messages import shown
@@ -199,8 +200,12 @@ def _whole(label: str | int) -> int:
     """A label that is an id."""
     if isinstance(label, str) and not _WHOLE.fullmatch(label):
         raise BadRowError(
-            f"label {shown(label.encode())} is no whole number, as ids are: names need no --label-ids, several ids in a text "
-            "need --label-delimiter or --label-lists"
+            f"label {shown(label.encode())} is no whole number, as ids are: names need no "
+            + flags.LABEL_IDS
+            + ", several ids in a text need "
+            + flags.LABEL_DELIMITER
+            + " or "
+            + flags.LABEL_LISTS
         )
     return int(label)
 
@@ -223,7 +228,7 @@ def listed(text: str) -> Any:
 def id_of(record: Mapping[str, Any], field: str) -> bytes:
     """The id of a row in UTF-8. Raises BadRowError where it is neither a text nor a whole number."""
     if field not in record:
-        raise BadRowError(f"there is no field {field!r}: name the field of the ids (--id-field)")
+        raise BadRowError(f"there is no field {field!r}: name the field of the ids (" + flags.ID_FIELD + ")")
     value = record[field]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise BadRowError(f"field {field!r} is {kind_of(value)}, not an id: a text or a whole number")
@@ -233,7 +238,7 @@ def id_of(record: Mapping[str, Any], field: str) -> bytes:
 def labels_in(record: Mapping[str, Any], field: str, text: TextOptions) -> list[Any]:
     """The labels of a record, ids or names. Raises BadRowError."""
     if field not in record:
-        raise BadRowError(f"there is no field {field!r}: name the field of the labels (--label-field)")
+        raise BadRowError(f"there is no field {field!r}: name the field of the labels (" + flags.LABEL_FIELD + ")")
     labels = record[field]
     if isinstance(labels, str) and text.label_lists:
         labels = listed(sound(labels, field))
@@ -352,8 +357,10 @@ class LabelRows:
             raise BadRowError(f"label id {bad} is out of range: ids count from {self._base}")
         if self._bound is not None and high - self._base >= self._bound:
             if self._like is None or not self._options.drop_unseen:
-                origin = f"which comes from --like {self._like.name}" if self._like else "as you gave it"
-                raise BadRowError(f"label id {high} is not below K = {self._bound}, {origin}: ids from {self._base}")
+                origin = "which comes from " + flags.LIKE + f" {self._like.name}" if self._like else "as you gave it"
+                raise BadRowError(
+                    f"label id {high} is not below K = {self._bound}, " + origin + f": ids from {self._base}"
+                )
             kept = [label for label in labels if label - self._base < self._bound]
             self._notes["dropped_labels"] += len(labels) - len(kept)
             return kept

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from xmc_stream import flags
 from xmc_stream.convert.messages import meant, shown_text
 from xmc_stream.convert.options import ConvertOptions, TextOptions
 from xmc_stream.convert.tfidf.counting import BadRowError, LabelRows
@@ -29,19 +30,23 @@ def resolved(
         strings = [field for field in TEXT_FIELDS if isinstance(first.get(field), str)]
         fields = tuple(strings[: 2 if {"title", "content"} <= set(strings) else 1])
     if not fields:
-        raise InputError(f"{name}:1: no text field of a common name: it has {_names(first)}: give --text-field")
-    for kind, asked in (("text", fields), ("label", (given.label_field,)), ("id", (given.id_field,))):
+        raise InputError(f"{name}:1: no text field of a common name: it has {_names(first)}: give " + flags.TEXT_FIELD)
+    for kind, asked, flag in (
+        ("text", fields, flags.TEXT_FIELD),
+        ("label", (given.label_field,), flags.LABEL_FIELD),
+        ("id", (given.id_field,), flags.ID_FIELD),
+    ):
         for field in asked:
             if field and field not in first:
                 raise InputError(
-                    f"{name}:1: no {kind} field {shown_text(field)}{meant(field, first)}: it has {_names(first)}: "
-                    f"give --{kind}-field"
+                    f"{name}:1: no {kind} field {shown_text(field)}{meant(field, first)}: it has {_names(first)}: give "
+                    + flag
                 )
     label = text.label_field
     if label is None or (label and optional and label not in first):
         label = next((field for field in LABEL_FIELDS if field in first), "")
     if not label and not optional and text.label_field is None:
-        raise InputError(f"{name}:1: no label field: it has {_names(first)}: give --label-field")
+        raise InputError(f"{name}:1: no label field: it has {_names(first)}: give " + flags.LABEL_FIELD)
     ids = text.id_field if text.id_field in first else None
     said = f"text of {' and '.join(fields)}, " + (f"labels of {label}" if label else "no labels")
     said += f", ids of {ids}" if ids else ""

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.pieces import work_folder
 from xmc_stream.convert.tfidf.table import Terms, WordTable
 from xmc_stream.convert.tfidf.vocabulary import COLUMNS, WINDOW, WINDOW_BYTES, SortedRun, SortedRunWriter, look_up
@@ -153,7 +154,8 @@ def chosen(run: SortedRun, maps: Maps, folder: Path) -> tuple[NDArray[np.int64],
     places = np.concatenate([before + _followed(paths) for before, paths in maps])
     if len(places) != run.n:
         raise StoreError(
-            f"{maps[0][1][0]} and the maps of its other ranges are not of {run.n} words: convert again with --overwrite"
+            f"{maps[0][1][0]} and the maps of its other ranges are not of {run.n} words: convert again with "
+            + flags.OVERWRITE
         )
     numbers = run.column("ids", 0, run.n)
     ids, weights = np.empty(run.n, np.int64), np.ones(run.n)

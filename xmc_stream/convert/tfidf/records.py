@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from xmc_stream import flags
 from xmc_stream.convert.kernels.places import BLANK, HARD, SOUND
 from xmc_stream.convert.labels import SEPARATOR, Held, separator_of
 from xmc_stream.convert.lines.files import forget, name_of
@@ -168,7 +169,7 @@ class RecordsPart:
             labels.add(record, line)
         except BadRowError as error:
             if not self.options.skip:
-                raise InputError(f"{self.records.where(line)}: {error}") from None
+                raise InputError(f"{self.records.where(line)}: " + error.args[0]) from None
             self._skip(notes, line, str(error))
             return 0
         rows.add(text)
@@ -193,7 +194,9 @@ class RecordsPart:
             try:
                 text = record[name]
             except KeyError:
-                raise BadRowError(f"there is no field {name!r}: name the fields of the text (--text-field)") from None
+                raise BadRowError(
+                    f"there is no field {name!r}: name the fields of the text (" + flags.TEXT_FIELD + ")"
+                ) from None
             if not isinstance(text, str):
                 raise BadRowError(f"field {name!r} is {kind_of(text)}, not a text")
             texts.append(sound(text.replace("\0", " "), name))  # an escaped NUL is no damage: it separates words
@@ -401,7 +404,9 @@ class RecordsSource:
             return _Numbered(n_labels, f" (ids from {self._base()})" if kinds else "", held=Held().counts)
         if like and open_names(like.path, "labels") is None:
             raise InputError(
-                f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too (--label-ids)"
+                f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too ("
+                + flags.LABEL_IDS
+                + ")"
             )
         runs = _sorted_runs(notes, "labels", 2)
         names, maps = yield from merged(work, "labels", runs)
@@ -411,7 +416,10 @@ class RecordsSource:
             part, line = receipt["first"] >> LINE_BITS, receipt["first"] & (2**LINE_BITS - 1)
             raise InputError(
                 f"{self._records[part].where(line)}: label {shown(receipt['name'].encode())} does not occur in {like.name}: "
-                "--unseen=drop leaves out such labels, --new-labels takes them for `xmc-stream append`"
+                + flags.UNSEEN_DROP
+                + " leaves out such labels, "
+                + flags.NEW_LABELS
+                + " takes them for `xmc-stream append`"
             )
         folders["names/labels"] = work / "labels" / "names"
         return _Numbered(receipt["n"], " (names)", runs, maps, dropped=receipt["unknown"], held=receipt["held"])

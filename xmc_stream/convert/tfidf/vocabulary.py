@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.convert.kernels.words import PADDING
 from xmc_stream.convert.labels import Held
 from xmc_stream.convert.options import TextOptions
@@ -346,5 +347,5 @@ def read_items(path: Path, start: int, stop: int, dtype: Any = np.int64) -> NDAr
     itemsize = np.dtype(dtype).itemsize
     values = np.fromfile(path, dtype, stop - start, offset=start * itemsize)
     if len(values) != stop - start:
-        raise StoreError(f"{path} ends early: convert again with --overwrite")
+        raise StoreError(f"{path} ends early: convert again with " + flags.OVERWRITE)
     return values
