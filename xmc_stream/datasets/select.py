@@ -17,8 +17,7 @@ from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError
 from xmc_stream.models.model import Model, compare
 from xmc_stream.runtime.check import checked_reading
-from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.ledger import Ledger, Receipt
 from xmc_stream.runtime.making import COMMAND, STORE, make
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.chunks import compare_arrays

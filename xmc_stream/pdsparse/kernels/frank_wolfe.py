@@ -72,6 +72,24 @@ class VisitScratch(NamedTuple):
     places: NDArray[np.int64]
 
 
+class SearchRoom(NamedTuple):
+    """What a search of a row writes: entries that it samples, and the best labels with their scores."""
+
+    drawn: NDArray[np.int64]
+    sampled: NDArray[np.float32]
+    best: NDArray[np.int64]
+    best_z: NDArray[np.float32]
+
+
+class StepRoom(NamedTuple):
+    """What solving for a row's a writes: p and q, see `simplex.project`, and its scratch."""
+
+    p: NDArray[np.float64]
+    q: NDArray[np.float64]
+    of_p: NDArray[np.float64]
+    of_q: NDArray[np.float64]
+
+
 @inner_kernel
 def _uniform(key: np.uint64, n: int) -> float:
     """Draw n of a key, in [0, 1)."""
@@ -247,6 +265,50 @@ def _move(
                 set_weight(features[p], active[k], at, weight, tables)
 
 
+@inner_kernel
+def _bring_in(
+    features: NDArray[Any], entries: NDArray[np.float32], size: int, active: NDArray[np.int32], a: NDArray[np.float64],
+    key: np.uint64, rate: int, tables: Tables, z: NDArray[np.float32], room: SearchRoom,
+) -> tuple[int, int]:  # fmt: skip
+    """Search a row for labels that violate, from all or a sample of its entries, and put them behind its active ones.
+
+    size: how many of these there are. key: of the row's draws. Returns the size then, and the weights that were met.
+    """
+    n, part, found, met = len(features), int(_uniform(key, 0) * tables.n_parts), 0, 0
+    if rate > 1 and n:
+        n_drawn = (n + rate - 1) // rate
+        sample_row(features, entries, n_drawn, mix(key ^ _A), room.drawn, room.sampled)
+        found, met = search_row(
+            room.drawn[:n_drawn], room.sampled, active[:size], part, tables, z, room.best, room.best_z
+        )
+    else:
+        found, met = search_row(features, entries, active[:size], part, tables, z, room.best, room.best_z)
+    if found == 0:
+        room.best[0] = draw_label(features, active[:size], part, tables, mix(key + _A))
+        found = int(room.best[0] >= 0)
+    for k in range(found):
+        active[size + k], a[size + k] = room.best[k], 0.0
+    fetch(features, active[size : size + found], tables)
+    return size + found, met
+
+
+@inner_kernel
+def _solve_row(
+    scores: NDArray[np.float64], a: NDArray[np.float64], square: float, n_pos: int, C: float, room: StepRoom
+) -> None:
+    """The a of a row's active labels, positives first, that is best for them: into room.q, and into room.p its negatives."""
+    n_neg = len(scores) - n_pos
+    if square > 0.0:
+        for k in range(n_pos):
+            room.q[k] = a[k] - scores[k] / square
+        for k in range(n_neg):
+            room.p[k] = (scores[n_pos + k] + 1.0) / square - a[n_pos + k]
+        project(room.p, n_neg, room.q, n_pos, C, room.of_p, room.of_q)
+    else:  # no score can change: all of C, on any pair
+        room.q[:n_pos], room.p[:n_neg] = 0.0, 0.0
+        room.q[0] = room.p[0] = C
+
+
 @kernel
 def visit_rows(
     rows: NDArray[np.int64], keys: NDArray[np.uint64], block: CSR, sets: ActiveLabels, tables: Tables, visit: Visit,
@@ -259,16 +321,15 @@ def visit_rows(
     indptr, indices, data = block
     C, rate, most, longest, room, fixed = visit
     z, places = scratch
-    n_labels = tables.n_labels
     draws = longest // rate + 1 if rate > 1 else 0
-    x, drawn, sampled = np.empty(longest), np.empty(draws, np.int64), np.empty(draws, np.float32)
-    best, best_z = np.empty(most, np.int64), np.empty(most, np.float32)
-    scores, steps, p_new, q_new = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
-    scratch_p, scratch_q = np.empty(room), np.empty(room)
+    x, scores, steps = np.empty(longest), np.empty(room), np.empty(room)
+    sampled, best_z = np.empty(draws, np.float32), np.empty(most, np.float32)
+    searched = SearchRoom(np.empty(draws, np.int64), sampled, np.empty(most, np.int64), best_z)
+    new = StepRoom(np.empty(room), np.empty(room), np.empty(room), np.empty(room))
     for i in range(len(rows)):
         r, key = rows[i], keys[i]
         n_pos, size = sets.n_positive[r], sets.size[r]
-        if n_pos == 0 or n_pos == n_labels:
+        if n_pos == 0 or n_pos == tables.n_labels:
             continue  # a = 0 is all it can be
         features, entries = indices[indptr[r] : indptr[r + 1]], data[indptr[r] : indptr[r + 1]]
         n, square, needed = len(features), 0.0, 0
@@ -281,48 +342,26 @@ def visit_rows(
             return i
         active = sets.labels[sets.begin[r] : sets.begin[r] + size + most]
         a = sets.a[sets.begin[r] : sets.begin[r] + size + most]
-        part, found, met = int(_uniform(key, 0) * tables.n_parts), 0, 0
         fetch(features, active[:size], tables)
-        if fixed:
-            pass
-        elif rate > 1 and n:
-            n_drawn = (n + rate - 1) // rate
-            sample_row(features, entries, n_drawn, mix(key ^ _A), drawn, sampled)
-            found, met = search_row(drawn[:n_drawn], sampled, active[:size], part, tables, z, best, best_z)
-        else:
-            found, met = search_row(features, entries, active[:size], part, tables, z, best, best_z)
-        if found == 0 and not fixed:
-            best[0] = draw_label(features, active[:size], part, tables, mix(key + _A))
-            found = int(best[0] >= 0)
-        for k in range(found):
-            active[size + k], a[size + k] = best[k], 0.0
-        fetch(features, active[size : size + found], tables)
-        size += found
-        n_neg = size - n_pos
-        work[0] += met
+        if not fixed:
+            size, met = _bring_in(features, entries, size, active, a, key, rate, tables, z, searched)
+            work[0] += met
         work[1] += 2 * size * n
-        if n_neg == 0:
+        if size == n_pos:
             continue
         if square > 0.0:
             _scores(features, x, active[:size], tables, places, scores[:size])
-            for k in range(n_pos):
-                q_new[k] = a[k] - scores[k] / square
-            for k in range(n_neg):
-                p_new[k] = (scores[n_pos + k] + 1.0) / square - a[n_pos + k]
-            project(p_new, n_neg, q_new, n_pos, C, scratch_p, scratch_q)
-        else:  # no score can change: all of C, on any pair
-            q_new[:n_pos], p_new[:n_neg] = 0.0, 0.0
-            q_new[0] = p_new[0] = C
+        _solve_row(scores[:size], a, square, n_pos, C, new)
         for k in range(size):
-            steps[k] = (q_new[k] if k < n_pos else -p_new[k - n_pos]) - a[k]
+            steps[k] = (new.q[k] if k < n_pos else -new.p[k - n_pos]) - a[k]
             largest[0] = max(largest[0], abs(steps[k]))
         if square > 0.0:
             _move(features, x, active[:size], steps, tables, places, fixed)
         kept = n_pos
-        a[:n_pos] = q_new[:n_pos]
-        for k in range(n_neg):
-            if p_new[k] > 0.0:
-                active[kept], a[kept] = active[n_pos + k], -p_new[k]
+        a[:n_pos] = new.q[:n_pos]
+        for k in range(size - n_pos):
+            if new.p[k] > 0.0:
+                active[kept], a[kept] = active[n_pos + k], -new.p[k]
                 kept += 1
         sets.size[r] = kept
     return len(rows)

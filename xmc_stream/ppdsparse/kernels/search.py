@@ -20,6 +20,7 @@ BINS = 256  # of the scores that were flushed, see begin_anew
 
 SQUARED_HINGE, HINGE, NO_LOSS = 0, 1, 2
 
+_ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 _HIGHEST = np.finfo(np.float32).max
 _NO_ROW = np.iinfo(np.int64).max
 _SPARE_SHARE = 4  # of the places that a sift frees at most, this part may stay taken
@@ -211,30 +212,103 @@ def search(
         )  # fmt: skip
 
 
+@inner_kernel
+def _lose_of_bias(losses: LossSums, bias: NDArray[np.float32], counts: float, bias_loss: NDArray[np.float64]) -> None:
+    """Add what a row that counts `counts` times loses in each slot where it meets no weight, which goes into bias_loss."""
+    for c in range(len(bias)):
+        m = np.float64(max(_ONE + bias[c], _ZERO))  # rounded once, as where the class is met
+        lost = 0.5 * m * m if losses.loss == SQUARED_HINGE else m
+        bias_loss[c] = (counts * lost + losses.grid) - losses.grid
+        losses.sums[c] += bias_loss[c]
+
+
+@inner_kernel
+def _lose_as_positive(losses: LossSums, s: int, score: np.float32, counts: float) -> None:
+    """Take a row for a positive of a slot: what it loses so, in the place of what it loses as a negative."""
+    grid = losses.grid
+    wrong, right = np.float64(max(_ONE + score, _ZERO)), np.float64(max(_ONE - score, _ZERO))
+    if losses.loss == SQUARED_HINGE:
+        right, wrong = 0.5 * right * right, 0.5 * wrong * wrong
+    losses.sums[s] += ((losses.positive[s] * counts * right + grid) - grid) - ((counts * wrong + grid) - grid)
+
+
+@inner_kernel
+def _hits_of_few(
+    touched: NDArray[np.uint16], scores: NDArray[np.float32], threshold: NDArray[np.float32], losses: LossSums, counts: float,
+    bias_loss: NDArray[np.float64], hits: NDArray[np.uint16],
+) -> int:  # fmt: skip
+    """Add what a row loses in the slots that it has touched; those where it scores above the threshold become hits."""
+    loss, grid, sums, n_hits = losses.loss, losses.grid, losses.sums, 0
+    for t in range(len(touched)):
+        s = int(touched[t])
+        score = scores[s]
+        m = np.float64(max(_ONE + score, _ZERO))
+        if loss == SQUARED_HINGE:
+            sums[s] += ((counts * (0.5 * m * m) + grid) - grid) - bias_loss[s]
+        elif loss == HINGE:
+            sums[s] += ((counts * m + grid) - grid) - bias_loss[s]
+        hits[n_hits] = s
+        n_hits += int(score > threshold[s])
+    return n_hits
+
+
+@inner_kernel
+def _hits_of_bias(
+    waiting: NDArray[np.uint16], tile: Tile, threshold: NDArray[np.float32], scores: NDArray[np.float32],
+    marks: NDArray[np.int32], mark: int, hits: NDArray[np.uint16], n_hits: int,
+) -> tuple[int, int]:  # fmt: skip
+    """Slots that take any row become hits too, where the row has not touched them.
+
+    waiting: those slots, of which such remain as still do. Returns how many hits there are, and how many wait.
+    """
+    bias, left = tile.bias, 0
+    for t in range(len(waiting)):
+        s = int(waiting[t])
+        waiting[left] = s
+        if bias[s] > threshold[s]:
+            left += 1
+            if marks[s] != mark:
+                scores[s] = bias[s]
+                hits[n_hits] = s
+                n_hits += 1
+    return n_hits, left
+
+
+@inner_kernel
+def _hits_of_all(
+    scores: NDArray[np.float32], threshold: NDArray[np.float32], losses: LossSums, counts: float,
+    bias_loss: NDArray[np.float64], hits: NDArray[np.uint16],
+) -> int:  # fmt: skip
+    """As `_hits_of_few`, for all slots."""
+    loss, grid, sums, n_hits = losses.loss, losses.grid, losses.sums, 0
+    if loss == SQUARED_HINGE:
+        for c in range(len(scores)):
+            m = np.float64(max(_ONE + scores[c], _ZERO))
+            sums[c] += ((counts * (0.5 * m * m) + grid) - grid) - bias_loss[c]
+    elif loss == HINGE:
+        for c in range(len(scores)):
+            m = np.float64(max(_ONE + scores[c], _ZERO))
+            sums[c] += ((counts * m + grid) - grid) - bias_loss[c]
+    for c in range(0, len(scores), LANES):
+        word = above(scores, c, threshold)
+        while word:
+            rest = word & (word - np.uint64(1))  # but for the lowest bit
+            hits[n_hits] = c + popcount((word ^ rest) - np.uint64(1))
+            n_hits += 1
+            word = rest
+    return n_hits
+
+
 @kernel
 def _search(
-    x: CSR,
-    y: Labels,
-    first_row: int,
-    first_class: int,
-    slot_of: NDArray[np.int16],
-    tile: Tile,
-    ahead: ActiveAhead,
-    best: BestRows,
-    losses: LossSums,
-    scored: NDArray[np.float32],
-) -> None:
+    x: CSR, y: Labels, first_row: int, first_class: int, slot_of: NDArray[np.int16], tile: Tile, ahead: ActiveAhead,
+    best: BestRows, losses: LossSums, scored: NDArray[np.float32],
+) -> None:  # fmt: skip
     """See `search`. scored: the scores of the rows, or (0, width) where they are to be scored."""
-    indptr, indices, data = x
-    y_indptr, y_indices = y
-    start, slots, weights, bias = tile
-    threshold = best.threshold
-    loss, grid, positive, of_bias, loss_sums, of_rows = losses
-    bias_loss = of_bias.copy()  # of the row at hand, if rows have weights
-    width = len(bias)
-    scores = np.empty(width, np.float32)
-    one, zero = np.float32(1.0), np.float32(0.0)
-    at, next_row = np.empty(width, np.int64), np.full(width, _NO_ROW)
+    (indptr, indices, data), (start, slots, weights, bias), threshold = x, tile, best.threshold
+    bias_loss = losses.of_bias.copy()  # of the row at hand, if rows have weights
+    width, sums_up = len(bias), losses.loss != NO_LOSS
+    scores, at, next_row = np.empty(width, np.float32), np.empty(width, np.int64), np.full(width, _NO_ROW)
     for s in range(width):
         at[s] = best.begin[s] + best.size[s]
         if ahead.next[s] < ahead.end[s]:
@@ -246,10 +320,9 @@ def _search(
         waiting[n_waiting] = c
         n_waiting += int(bias[c] > threshold[c])
     for i in range(len(indptr) - 1):
-        row, mark = first_row + i, i + 1
+        mark, n_touched, counts = i + 1, 0, 1.0
         most = width // FEW - n_waiting
         few = len(scored) == 0 and met(indptr[i], indptr[i + 1], indices, start, most) <= most
-        n_touched = 0
         if len(scored):
             for c in range(width):
                 scores[c] = scored[i, c]
@@ -259,68 +332,23 @@ def _search(
             )
         else:
             score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
-        counts = 1.0
-        if len(of_rows):
-            counts = of_rows[i]
+        if len(losses.rows):
+            counts = losses.rows[i]
             if counts == 0.0:
                 continue
-            if loss != NO_LOSS:
-                for c in range(width):
-                    m = np.float64(max(one + bias[c], zero))  # rounded once, as where the class is met
-                    lost = 0.5 * m * m if loss == SQUARED_HINGE else m
-                    bias_loss[c] = (counts * lost + grid) - grid
-                    loss_sums[c] += bias_loss[c]
-        for p in range(y_indptr[i], y_indptr[i + 1] if loss != NO_LOSS else y_indptr[i]):
-            c = y_indices[p] - first_class
+            if sums_up:
+                _lose_of_bias(losses, bias, counts, bias_loss)
+        for p in range(y.indptr[i], y.indptr[i + 1] if sums_up else y.indptr[i]):
+            c = y.indices[p] - first_class
             if 0 <= c < len(slot_of) and slot_of[c] >= 0:
                 s = slot_of[c]
-                score = bias[s] if few and marks[s] != mark else scores[s]
-                wrong = np.float64(max(one + score, zero))
-                right = np.float64(max(one - score, zero))
-                if loss == SQUARED_HINGE:
-                    right, wrong = 0.5 * right * right, 0.5 * wrong * wrong
-                loss_sums[s] += ((positive[s] * counts * right + grid) - grid) - ((counts * wrong + grid) - grid)
-        n_hits = 0
+                _lose_as_positive(losses, s, bias[s] if few and marks[s] != mark else scores[s], counts)
         if few:
-            for t in range(n_touched):
-                s = int(touched[t])
-                score = scores[s]
-                m = np.float64(max(one + score, zero))
-                if loss == SQUARED_HINGE:
-                    loss_sums[s] += ((counts * (0.5 * m * m) + grid) - grid) - bias_loss[s]
-                elif loss == HINGE:
-                    loss_sums[s] += ((counts * m + grid) - grid) - bias_loss[s]
-                hits[n_hits] = s
-                n_hits += int(score > threshold[s])
-            left = 0
-            for t in range(n_waiting):
-                s = int(waiting[t])
-                waiting[left] = s
-                if bias[s] > threshold[s]:
-                    left += 1
-                    if marks[s] != mark:
-                        scores[s] = bias[s]
-                        hits[n_hits] = s
-                        n_hits += 1
-            n_waiting = left
-            _take(hits, n_hits, row, scores, ahead, next_row, best, at)
-            continue
-        if loss == SQUARED_HINGE:
-            for c in range(width):
-                m = np.float64(max(one + scores[c], zero))
-                loss_sums[c] += ((counts * (0.5 * m * m) + grid) - grid) - bias_loss[c]
-        elif loss == HINGE:
-            for c in range(width):
-                m = np.float64(max(one + scores[c], zero))
-                loss_sums[c] += ((counts * m + grid) - grid) - bias_loss[c]
-        for c in range(0, width, LANES):
-            word = above(scores, c, threshold)
-            while word:
-                rest = word & (word - np.uint64(1))  # but for the lowest bit
-                hits[n_hits] = c + popcount((word ^ rest) - np.uint64(1))
-                n_hits += 1
-                word = rest
-        _take(hits, n_hits, row, scores, ahead, next_row, best, at)
+            n_hits = _hits_of_few(touched[:n_touched], scores, threshold, losses, counts, bias_loss, hits)
+            n_hits, n_waiting = _hits_of_bias(waiting[:n_waiting], tile, threshold, scores, marks, mark, hits, n_hits)
+        else:
+            n_hits = _hits_of_all(scores, threshold, losses, counts, bias_loss, hits)
+        _take(hits, n_hits, first_row + i, scores, ahead, next_row, best, at)
     for s in range(width):
         best.size[s] = at[s] - best.begin[s]
 
