@@ -40,7 +40,7 @@ def active(path: Path) -> list[str]:
 def main(path: Path, arguments: list[str]) -> None:
     from xmc_stream import cli
     from xmc_stream.linear import predict
-    from xmc_stream.pdsparse import passes
+    from xmc_stream.pdsparse import outcome, passes
     from xmc_stream.pdsparse import warmup as warm_passes
     from xmc_stream.ppdsparse import finalise, search, solve
     from xmc_stream.ppdsparse import warmup as warm
@@ -75,7 +75,7 @@ def main(path: Path, arguments: list[str]) -> None:
     for owner, phase in (
         (check.CheckJob, "check"), (search.SearchJob, "search"), (solve.SolveJob, "solve"),
         (finalise.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (passes.SegmentJob, "pass"),
-        (passes.ObjectiveJob, "objective"), (passes.WeightsJob, "weights"), (passes.UnitJob, "finalise"),
+        (outcome.ObjectiveJob, "objective"), (outcome.WeightsJob, "weights"), (outcome.UnitJob, "finalise"),
         (warm.PPDSparseWarmUp, "compilation"), (warm_passes.PDSparseWarmUp, "compilation"),
     ):  # fmt: skip
         owner.run = marked(owner.run, phase)

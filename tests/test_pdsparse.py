@@ -27,11 +27,13 @@ from xmc_stream.kernels.heldout import held_out
 from xmc_stream.pdsparse.kernels.tables import bytes_used
 from xmc_stream.pdsparse.method import segments_again
 from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.passes import SegmentJob, _sessions, drop_session
+from xmc_stream.pdsparse.passes import SegmentJob
 from xmc_stream.pdsparse.plan import PassPlan
 from xmc_stream.pdsparse.rows import Data
 from xmc_stream.pdsparse.run import PDSparseRun
+from xmc_stream.pdsparse.sessions import _sessions, drop_session
 from xmc_stream.pdsparse.state import stored_tables
+from xmc_stream.runtime import portion
 from xmc_stream.runtime.check import CheckStateJob
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Notes, Receipt, run_here
@@ -131,14 +133,17 @@ def digest(data: Path, folder: Path, budgets: list[int], parameters: PDSparsePar
 
 
 @pytest.mark.slow
-def test_the_model_is_the_same_for_any_limit_and_any_interruption(several_groups: Path, tmp_path: Path) -> None:
+def test_the_model_is_the_same_for_any_limit_and_any_interruption(
+    several_groups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = Dataset(several_groups)
     wide, narrow = 2**30, 80 * MIB
     run = PDSparseRun(dataset, tmp_path, PARAMETERS, 0, MemoryPlan(2**40, wide, 1), Notes())
     assert run._data.plan.dense
     whole = digest(several_groups, tmp_path / "whole", [wide])
-    # cut after every second segment, with tables where there were vectors
-    assert digest(several_groups, tmp_path / "cut", [narrow, wide] * 12) == whole
+    # passes, looks and the objective in pieces of a group, cut after every second one, with tables where there were vectors
+    monkeypatch.setattr(portion, "SECONDS", 0.0)
+    assert digest(several_groups, tmp_path / "cut", [narrow, wide] * 40) == whole
 
 
 @pytest.mark.slow
@@ -160,10 +165,11 @@ def test_full_tables_are_packed_before_they_are_too_full(
     def segment(tables: int) -> tuple[int, list[Any]]:
         """Bytes that its tables take, those of regions left too, and its v."""
         drop_session()
+        monkeypatch.setattr(portion, "SECONDS", 0.0)  # a group
         folder = tmp_path / str(tables)
         dataset = Dataset(several_groups)
         data = Data(str(several_groups), str(folder), PARAMETERS, 0, PassPlan(100_000, 32 * MIB, tables))
-        job = SegmentJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "")
+        job = SegmentJob(data, 0, 0.3, 0, 0, 3, 2, 1, (), "")
         job.run()
         stored = [
             sorted(zip(labels.tolist(), values.tolist(), strict=True))
@@ -223,10 +229,10 @@ def test_approximate_searches_come_to_the_same_objective(options: dict[str, int]
 def test_tables_that_outgrow_the_limit_name_lam_and_C(several_groups: Path, tmp_path: Path) -> None:
     data = Data(str(several_groups), str(tmp_path), PARAMETERS, 0, PassPlan(100_000, 32 * MIB, 10_000))
     with pytest.raises(MemoryLimitError, match=r"in pass 1.*larger lam.*smaller C"):
-        SegmentJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "").run()
+        SegmentJob(data, 0, 0.3, 0, 0, 3, 2, 1, (), "").run()
     data = Data(str(several_groups), str(tmp_path), PARAMETERS, 0, PassPlan(100_000, 10_000, 32 * MIB))
     with pytest.raises(MemoryLimitError, match="active labels, whose dual variables take"):
-        SegmentJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "").run()
+        SegmentJob(data, 0, 0.3, 0, 0, 3, 2, 1, (), "").run()
     with pytest.raises(MemoryLimitError, match="PD-Sparse needs"):
         PDSparseRun(Dataset(several_groups), tmp_path, PARAMETERS, 0, MemoryPlan(2**24, 2**24, 1), Notes())
 

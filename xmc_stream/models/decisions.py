@@ -93,12 +93,21 @@ class HeldOut:
         self._seen = self._n_true = 0
         self._parts: list[tuple[NDArray[np.float32], NDArray[np.bool_]]] = []
 
-    def add(self, scores: NDArray[np.float32], true: NDArray[np.bool_], n_true: NDArray[np.int64]) -> None:
+    def wanted(self, n: int) -> NDArray[np.int64]:
+        """Of the next n rows, those that it learns from; `take` gets these."""
+        some = np.arange(-self._seen % self._every, n, self._every)
+        self._seen += n
+        return some
+
+    def take(self, scores: NDArray[np.float32], true: NDArray[np.bool_], n_true: NDArray[np.int64]) -> None:
         """Rows: scores and truth (n, k) of their best labels, see `learn`; the right labels of each, in all."""
-        some = slice(-self._seen % self._every, None, self._every)
-        self._parts.append((scores[some].copy(), true[some].copy()))
-        self._n_true += int(n_true[some].sum())
-        self._seen += len(scores)
+        self._parts.append((scores, true))
+        self._n_true += int(n_true.sum())
+
+    def add(self, scores: NDArray[np.float32], true: NDArray[np.bool_], n_true: NDArray[np.int64]) -> None:
+        """As `take`, of all rows that come next."""
+        some = self.wanted(len(scores))
+        self.take(scores[some], true[some], n_true[some])
 
     def decision(self) -> dict[str, Any]:
         """What a model keeps; the best label alone where the rows are too few."""

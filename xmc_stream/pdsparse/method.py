@@ -162,16 +162,21 @@ def segments_again(
     keys: of all jobs that are done.
     """
     segments: dict[tuple[int, int], list[int]] = {}
+    looks: list[tuple[tuple[int, int], str]] = []
     for key in keys:
         kind, *place = key.split("/")
-        if kind == "pass":
+        if kind in ("pass", "look"):
             stage, number, first = map(int, place)
-            segments.setdefault((stage, number), []).append(first)
+            if kind == "look":
+                looks.append(((stage, number), key))
+            else:
+                segments.setdefault((stage, number), []).append(first)
     stage, number = min(damaged)
     while number and not _pass_is_there(work, stage, number - 1, segments.get((stage, number - 1), [])):
         number -= 1
     to = stage, number
     undone = [f"pass/{s}/{n}/{first}" for (s, n), firsts in segments.items() if (s, n) >= to for first in firsts]
+    undone += [key for of, key in looks if of >= to]
     folders = [f for f in work.glob("state/*") if (of := pass_of(f.name)) is not None and of >= to]
     return to, undone, folders
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,16 +96,25 @@ class Rows:
         """Rows (ascending) of X, no more than a piece of `stretches`."""
         return self.X.gather(rows, self._buffer, spans)
 
-    def blocks(self, held_out: bool) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:
-        """Rows with labels, but not all, that are held out, or the others, in order: X, their labels as indptr, numbers."""
-        step = GROUP << self.bits
-        for start in range(0, self.n_samples, step):
-            rows = np.arange(start, min(start + step, self.n_samples))
-            n_labels = self.Y.lengths(rows)[1]
-            rows = rows[(self.kept_out(rows) == held_out) & (n_labels > 0) & (n_labels < self.n_labels)]
-            if not len(rows):
-                continue
-            spans = self.X.lengths(rows)
-            for piece in self.stretches(spans[1], np.arange(len(rows))):
-                mine = spans[0][piece], spans[1][piece]
-                yield self.gather(rows[piece], mine), *self.labels(rows[piece])
+    @property
+    def step(self) -> int:
+        """Rows that `blocks` goes over, a multiple of which it begins at."""
+        return GROUP << self.bits
+
+    def blocks(
+        self, first: int, held_out: bool, some: Callable[[int], NDArray[np.int64]] | None = None
+    ) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:
+        """Rows with labels, but not all, that are held out, or the others, in order: X, their labels as indptr, numbers.
+
+        first: `step` rows are gone over from it on. some: which of the next n of them are wanted, if not all.
+        """
+        rows = np.arange(first, min(first + self.step, self.n_samples))
+        n_labels = self.Y.lengths(rows)[1]
+        rows = rows[(self.kept_out(rows) == held_out) & (n_labels > 0) & (n_labels < self.n_labels)]
+        rows = rows if some is None else rows[some(len(rows))]
+        if not len(rows):
+            return
+        spans = self.X.lengths(rows)
+        for piece in self.stretches(spans[1], np.arange(len(rows))):
+            mine = spans[0][piece], spans[1][piece]
+            yield self.gather(rows[piece], mine), *self.labels(rows[piece])

@@ -12,27 +12,31 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xmc_stream.errors import InputError
 from xmc_stream.linear.units import tiles_of, units_of_run
 from xmc_stream.linear.weights import Unit, starts_of, unit_path
 from xmc_stream.methods.contract import WRITING
+from xmc_stream.pdsparse.outcome import PLACES, DecisionJob, LookJob, ObjectiveJob, UnitJob, WeightsJob
 from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.passes import ObjectiveJob, SegmentJob, UnitJob, WeightsJob, drop_session
+from xmc_stream.pdsparse.passes import SegmentJob
 from xmc_stream.pdsparse.plan import plan_pass
 from xmc_stream.pdsparse.rows import Data, Which
+from xmc_stream.pdsparse.sessions import TablesOf, drop_session
 from xmc_stream.pdsparse.solver import more_labels, n_groups
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.portion import SECONDS
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import DECISION
 
 _HELD_OUT_PASSES = 2  # over the rows that were held out, before those over all
 _REFIT_VISITS = 25_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop
-_SEGMENT_SECONDS = 30.0  # of a segment, about: what a kill loses
 _PASSES = 0.95  # of a run, that passes take
 _POST_PASSES = 10  # of the post-solve, at most
-_LAST = ("square", "l1", "nnz", "hits", "n_held_out")  # of the last segment of a pass
+_LAST = ("square", "l1", "nnz")  # of the last segment of a pass
 _SUMS = ("rows", "negatives", "active", "used", "searched", "stepped")
 
 
@@ -66,13 +70,15 @@ class Stage:
 
 @dataclass
 class Pass:
-    """A pass that has ended: where it left things, sums over its segments, and what stands in the receipt of the last one."""
+    """A pass that has ended: where it left things, sums over its segments and over what held-out rows say of it, and what
+    stands in the receipt of its last segment.
+    """
 
     stage: Stage
     number: int
     most: int
     dual: tuple[str, ...]
-    tables: str
+    tables: TablesOf
     sums: dict[str, Any]
 
     @property
@@ -125,16 +131,17 @@ class PDSparseRun:
         asked for.
         """
         best = yield from self._choose_lam()
+        decided = yield from self._decide(best)
         final, rows = yield from self._refit(best)
         primal, lam, d = final, best.stage.lam, self.dataset
-        job = ObjectiveJob(self._data, lam, final.tables, rows)
-        (losses,) = yield Phase("objective", [job], "computing the objective")
+        losses = yield from self._losses(final, rows)
         if self.parameters.post_solve:
             final = yield from self._post_solve(final, best, rows)
+            if rows == "learned" and final is not best:
+                decided = yield from self._decide(final)
         receipts = yield from self._write(final)
         objective = 0.5 * losses["square"] + lam * losses["l1"] + self.parameters.C * losses["losses"]
         gap = objective + primal.dual_objective
-        decided = next((done.sums[DECISION] for done in (final, best) if DECISION in done.sums), None)
         return {
             "rounds": len(self._passes),
             "nnz": sum(receipt["nnz"] for receipt in receipts),
@@ -145,12 +152,29 @@ class PDSparseRun:
             "lam": lam,
             "best_pass": best.number + 1,
             **{name: value for name, value in best.to_dict().items() if name.startswith("held_out")},
-            **({DECISION: decided} if decided else {}),
+            **decided,
             "n_learned": final.sums["rows"],
             "n_held_out": best.sums["n_held_out"],
             "n_skipped": d.n_samples - best.sums["rows"] - best.sums["n_held_out"],
             "history": [done.to_dict() for done in self._passes],
         }
+
+    def _decide(self, done: Pass) -> Loop:
+        """What held-out rows say of which labels to predict, where rows have several; {} where they say nothing."""
+        if not done.sums["n_held_out"] or self.dataset.one_label:
+            return {}
+        job = DecisionJob(self._data, done.stage.number, done.number, done.tables)
+        words = "learning from the rows held out which labels to predict"
+        (receipt,) = yield Phase("decision", [job], words)
+        return {DECISION: receipt[DECISION]}
+
+    def _losses(self, done: Pass, rows: Which) -> Loop:
+        """The losses of rows that were learned from, by the weights that a pass left, and norms of these."""
+        receipt: Receipt = {"last": 0, "losses": 0.0}
+        while receipt["last"] < self.dataset.n_samples:
+            job = ObjectiveJob(self._data, done.tables, rows, receipt["last"], receipt["losses"])
+            (receipt,) = yield Phase("objective", [job], "computing the objective")
+        return receipt
 
     def _choose_lam(self) -> _Passes:
         """The best pass of all values of lam; each goes on from the best one before it."""
@@ -194,7 +218,7 @@ class PDSparseRun:
     def _write(self, final: Pass) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """The weights that a pass has left, by class; returns receipts of the units."""
         weights, max_bytes = self.work / "state" / "weights" / "all", max(16 * MIB, self.plan.budget // 2)
-        by_class = WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)
+        by_class = WeightsJob(self._data, final.stage.lam, final.tables.folder, str(weights), max_bytes)
         yield Phase("weights", [by_class], WRITING, (_PASSES, _PASSES))
         n_features = self.dataset.n_features
         jobs = [
@@ -242,36 +266,49 @@ class PDSparseRun:
         said = "" if last_one is None else f" ({self._told(last_one)})"
         words = f"{stage.name} {number + 1} of at most {stage.passes}{said}"
         speed = 0.0 if last_one is None else self._groups / max(last_one.sums["seconds"], 1e-3)
-        first, tables = 0, "" if before is None else before.tables
+        first, tables = 0, "" if before is None else before.tables.folder
         dual = () if before is None else before.dual
         segments: list[SegmentJob] = []
         sums: dict[str, Any] = dict.fromkeys((*_SUMS, "largest", "n_held_out", "seconds"), 0) | {"hits": [0]}
         while first < self._groups:
-            last = min(self._groups, first + max(1, int(speed * _SEGMENT_SECONDS)))
             job = SegmentJob(
-                self._data, stage.number, stage.lam, number, first, last, self._groups, most, self._rate, dual, tables,
+                self._data, stage.number, stage.lam, number, first, self._groups, most, self._rate, dual, tables,
                 stage.support, stage.rows,
             )  # fmt: skip
-            known = self.ledger.get(job.key)
-            if known is None:
-                span = self._place(stage, number, first), self._place(stage, number, last)
-                receipts = yield Phase(
-                    f"{stage.name} {number + 1}", [job], words, span, unit="pass", number=len(self._passes) + 1
-                )
-                known = receipts[0]
+            last = min(self._groups, first + max(1, int(speed * SECONDS)))  # about, for those who watch
+            span = self._place(stage, number, first), self._place(stage, number, last)
+            name, unit = f"{stage.name} {number + 1}", len(self._passes) + 1
+            (known,) = yield Phase(name, [job], words, span, unit="pass", number=unit)
             first, speed = known["last"], (known["last"] - first) / max(known["seconds"], 1e-3)
             if segments:
                 remove(segments[-1].folder("tables"))
             segments.append(job)
             tables = str(job.folder("tables"))
-            for name in (*_SUMS, "seconds"):
-                sums[name] += known[name]
+            for what in (*_SUMS, "seconds"):
+                sums[what] += known[what]
             sums["largest"] = max(sums["largest"], known["largest"])
-            sums |= {what: known[what] for what in (*_LAST, DECISION) if what in known}
-        done = Pass(stage, number, most, tuple(str(segment.folder("dual")) for segment in segments), tables, sums)
+            sums |= {what: known[what] for what in _LAST}
+        left = TablesOf(tables, stage.lam, self._rate, stage.support is not None)
+        done = Pass(stage, number, most, tuple(str(segment.folder("dual")) for segment in segments), left, sums)
+        if stage.rows == "learned" and self.parameters.held_out:
+            yield from self._look(done, words)
         if stage.rows != "held out":
             self._passes.append(done)
         return done
+
+    def _look(self, done: Pass, words: str) -> Generator[Phase, list[Receipt], None]:
+        """Add to a pass's sums what the rows held out say of it."""
+        last, hits = 0, np.zeros(PLACES, np.int64)
+        end = self._place(done.stage, done.number, self._groups)
+        while last < self.dataset.n_samples:
+            job = LookJob(self._data, done.stage.number, done.number, done.tables, last)
+            (receipt,) = yield Phase(
+                "held-out rows", [job], words, (end, end), unit="pass", number=len(self._passes) + 1
+            )
+            hits += receipt["hits"]
+            done.sums["n_held_out"] += receipt["n_held_out"]
+            last = receipt["last"]
+        done.sums["hits"] = hits.tolist()
 
     def _place(self, stage: Stage, number: int, group: int) -> float:
         """How far a run is, before a group of rows of a pass; stages may end before all of their passes."""
