@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.cuts import CutError, CutLedger
 from helpers.problems import LIMIT, overlapping
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.factors.products import Learned
+from xmc_stream.factors.heldrows import NO_HOLDING
+from xmc_stream.factors.products import ROW_BYTES, Learned
 from xmc_stream.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.reduction import Reduction
 from xmc_stream.memoir.run import MEMOIRRun
+from xmc_stream.runtime import portion
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
@@ -212,6 +215,38 @@ def test_the_svd_is_that_of_numpy(tmp_path: Path) -> None:
         np.testing.assert_allclose(lines, exact[[0, 3, 4, 89]] @ V, rtol=1e-4, atol=1e-4)
     assert np.array_equal(found[0][0], found[1][0])
     assert np.array_equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_the_svd_goes_on_from_any_block_of_rows(stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job for each block, cut after each job: the same V bit for bit, whether X stays in memory or is read again."""
+    X = sp.random(5000, 60, 0.2, format="csr", dtype=np.float32, random_state=0)
+    dataset = xs.convert(X, tmp_path / "d.xmc", labels=np.arange(5000) % 3, memory_limit=LIMIT)
+    learned = Learned.of(dataset, 0.0, 0, False)
+
+    def vectors(folder: Path, left: int) -> tuple[Any, int]:
+        """V, and how many sessions it took."""
+        begin_model(folder)
+        ledger, sessions = CutLedger(), 1
+        while True:
+            ledger.left = left
+            reduction = Reduction(learned, 30, folder, MemoryPlan(2**40, 2**30, 2), ledger)
+            try:
+                run_here(reduction.loop(), ledger)
+            except CutError:
+                sessions += 1
+                continue
+            return reduction.vectors().read(0, 60), sessions
+
+    whole, _ = vectors(tmp_path / "whole.partial", 0)
+    monkeypatch.setattr(portion, "SECONDS", 0.0)
+    if stays:
+        monkeypatch.setattr("xmc_stream.factors.products._LINE_BYTES", ROW_BYTES // 1000)
+    else:
+        monkeypatch.setattr(Reduction, "_holding", lambda *_: NO_HOLDING)
+    cut, sessions = vectors(tmp_path / "cut.partial", 1)
+    assert sessions > 3 * 3 + 3  # three blocks or more, three iterations
+    assert np.array_equal(cut, whole)
 
 
 @pytest.mark.parametrize("variant", ["l1", "l2", "lsh"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from xmc_stream.memoir.plan import StepsPlan
 from xmc_stream.memoir.solver import Found
 from xmc_stream.memoir.state import (
     CLASSES,
+    Beside,
     class_ranges,
+    read_beside,
     read_dense,
     read_sparse,
     write_dense,
@@ -27,7 +30,7 @@ from xmc_stream.memoir.weights import Weights
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.kernels.classvectors import RankedRows
 from xmc_stream.mips.lsh import SimpleLSH
-from xmc_stream.mips.oracle import Oracle
+from xmc_stream.mips.oracle import Index, Oracle
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
 from xmc_stream.store.dataset import Dataset
@@ -56,8 +59,8 @@ class Learner(ABC):
         """w_c.x_i of pairs."""
 
     @abstractmethod
-    def _made(self) -> Oracle:
-        """The oracle, over the vectors as they are."""
+    def _made(self, index: Index | None = None) -> Oracle:
+        """The oracle, over the vectors as they are. index: that it had, None to make it anew."""
 
     @abstractmethod
     def predict(self, rows: Any) -> NDArray[np.int64]:
@@ -68,8 +71,22 @@ class Learner(ABC):
         """Take the vectors from a state."""
 
     @abstractmethod
-    def store(self, path: Path) -> None:
-        """Leave the vectors."""
+    def store(self, path: Path, beside: Beside) -> None:
+        """Leave the vectors, and what goes with them."""
+
+    def pause(self, path: Path) -> list[str]:
+        """Leave all that steps depend on; returns names of what `resume` needs of the oracle's index."""
+        index = self.oracle.index()
+        self.store(path, {"scale": np.array([self.weights.scale]), "squares": self.weights.vectors.squares, **index})
+        return list(index)
+
+    def resume(self, path: Path, names: Sequence[str]) -> None:
+        """Go on from there: the next step is the same bit for bit as if it had followed in this process."""
+        self.load(path)
+        beside = read_beside(path, ("scale", "squares", *names))
+        self.weights.scale = float(beside["scale"][0])
+        self.weights.vectors.squares[:] = beside["squares"]  # sparse ones are kept by differences
+        self._take_oracle(self._made({name: beside[name] for name in names}))
 
     @property
     @abstractmethod
@@ -79,10 +96,12 @@ class Learner(ABC):
     @property
     def oracle(self) -> Oracle:
         """Made when it is first asked for."""
-        if self._oracle is None:
-            self._oracle = self._made()
-            self._oracle.barred = ~self._learned
-        return self._oracle
+        return self._oracle or self._take_oracle(self._made())
+
+    def _take_oracle(self, oracle: Oracle) -> Oracle:
+        oracle.barred = ~self._learned
+        self._oracle = oracle
+        return oracle
 
     def find(self, drawn: Drawn, step: int) -> Found:
         """Own scores, and the best other classes."""
@@ -141,12 +160,12 @@ class SparseLearner(Learner):
     def _own(self, classes: NDArray[np.int32], lines: NDArray[np.int32], rows: RankedRows) -> NDArray[np.float32]:
         return self.vectors.dots(classes, lines, rows)
 
-    def _made(self) -> Oracle:
+    def _made(self, index: Index | None = None) -> Oracle:
         p = self._p
         if p.oracle == "exact":
             return Exact(self.vectors, self._seed, self._threads)
         more = {} if p.candidates is None else {"ef": p.candidates}
-        return SmallWorld(self.vectors, self._seed, self._threads, links=p.degree, **more)
+        return SmallWorld(self.vectors, self._seed, self._threads, links=p.degree, index=index, **more)
 
     def predict(self, rows: RankedRows) -> NDArray[np.int64]:
         exact = Exact(self.vectors, self._seed, self._threads, by_norm=self._p.cosine)
@@ -156,10 +175,10 @@ class SparseLearner(Learner):
         for first, some in read_sparse(path, self.vectors.n_classes, self._d + self._p.bias):
             self.vectors.put(np.arange(first, first + len(some.indptr) - 1), ranked(some))
 
-    def store(self, path: Path) -> None:
+    def store(self, path: Path, beside: Beside) -> None:
         k = self.vectors.n_classes
         ends = np.concatenate([[0], np.cumsum(self.vectors.n_entries, dtype=np.int64)])
-        write_sparse(path, (self.vectors.export(np.arange(*some)) for some in class_ranges(ends, 0, k)))
+        write_sparse(path, (self.vectors.export(np.arange(*some)) for some in class_ranges(ends, 0, k)), beside)
 
     @property
     def nnz(self) -> int:
@@ -194,11 +213,11 @@ class DenseLearner(Learner):
     ) -> NDArray[np.float32]:
         return self.vectors.dots(classes, lines, rows)
 
-    def _made(self) -> Oracle:
+    def _made(self, index: Index | None = None) -> Oracle:
         p = self._p
         if p.oracle == "exact":
             return DenseExact(self.vectors, self._seed, self._threads)
-        return SimpleLSH(self.vectors, self._seed, self._threads, bits=p.bits, candidates=p.candidates)
+        return SimpleLSH(self.vectors, self._seed, self._threads, bits=p.bits, candidates=p.candidates, index=index)
 
     def predict(self, rows: NDArray[np.float32]) -> NDArray[np.int64]:
         exact = DenseExact(self.vectors, self._seed, self._threads, by_norm=self._p.cosine)
@@ -208,9 +227,9 @@ class DenseLearner(Learner):
         for first, lines in read_dense(path, self.vectors.n_classes, self.vectors.n_features):
             self.vectors.put(np.arange(first, first + len(lines)), lines)
 
-    def store(self, path: Path) -> None:
+    def store(self, path: Path, beside: Beside) -> None:
         k = self.vectors.n_classes
-        write_dense(path, (self.vectors.values[low : low + CLASSES] for low in range(0, k, CLASSES)))
+        write_dense(path, (self.vectors.values[low : low + CLASSES] for low in range(0, k, CLASSES)), beside)
 
     @property
     def nnz(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ class MEMOIRMethod(Method):
         if damage:
             reduced = any(folder.relative_to(state).parts[0] != "steps" for folder in damage)
             undone = [key for key in keys if key.startswith(("steps/", "reduce/") if reduced else "steps/")]
-            key = "reduce/start" if reduced else "steps/0"
+            key = "reduce/start" if reduced else "steps/0/0"
             folders = [state] if reduced else [state / "steps"]
             found.append(Redo(next(iter(damage.values())), key, undo=undone, remove=folders))
         return found
@@ -141,12 +140,14 @@ class MEMOIRMethod(Method):
 
 
 def needed(work: Path, keys: Iterable[str]) -> list[Path]:
-    """What the last segment of steps that is done left, and the last V of the SVD."""
-    numbers: dict[str, list[int]] = {}
+    """What the last steps that are done left, and the last V of the SVD."""
+    steps: list[tuple[int, int]] = []
+    turns: list[int] = []
     for key in keys:
-        kind, _, rest = key.partition("/")
-        number, _, what = rest.partition("/")
-        if kind == "steps" or what == "turn":
-            numbers.setdefault(kind, []).append(int(number))
-    folders = {"steps": partial(state_path, work), "reduce": partial(vectors_path, work)}
-    return [folders[kind](max(some)) for kind, some in numbers.items()]
+        kind, *place = key.split("/")
+        if kind == "steps":
+            steps.append((int(place[0]), int(place[1])))
+        elif kind == "reduce" and place[-1] == "turn":
+            turns.append(int(place[0]))
+    last = [state_path(work, *max(steps))] if steps else []
+    return last + ([vectors_path(work, max(turns))] if turns else [])

@@ -9,7 +9,8 @@ A row's coordinates are x V. V has a few columns more than are kept, which makes
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan
+from xmc_stream.runtime.portion import Portion
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.places import make_folder
 from xmc_stream.system.blas import one_blas_thread
@@ -70,31 +72,58 @@ class DrawJob:
 
 @dataclass(frozen=True)
 class GramJob:
-    """P = X^T (X V) of a range of columns. One pass over X; sums go row after row."""
+    """P = X^T (X V) of a range of columns, added up over rows from `first` on, as many as a job should take.
+
+    Sums go row after row. folder: where they are left; begin: those of the rows before. The receipt says before which row they
+    end.
+    """
 
     learned: Learned
     number: int
     cols: ColumnRange
     before: Dense
-    out: str
+    folder: str
     holding: Holding
+    first: int = 0
+    begin: Factor | None = None
 
     @property
     def key(self) -> str:
-        """Iteration and columns."""
-        return f"reduce/{self.number}/{self.cols[0]}-{self.cols[1]}"
+        """Iteration, columns and first row."""
+        return f"reduce/{self.number}/{self.cols[0]}-{self.cols[1]}/{self.first}"
+
+    @property
+    def out(self) -> Path:
+        """A store of the sums."""
+        return Path(self.folder) / f"{self.cols[0]}-{self.cols[1]}.{self.first}"
+
+    @property
+    def sums(self) -> Factor:
+        """What is in it."""
+        return Factor(str(self.out / "P"), self.cols[1] - self.cols[0], self.learned.n_inputs())
 
     def run(self) -> Receipt:
         """Multiply and write."""
-        X = self.learned.dataset().X_rows()
+        X, last = self.learned.dataset().X_rows(), self.first
         v, width = self.before.take(self.cols), self.cols[1] - self.cols[0]
-        total = aligned_zeros(v.shape)
-        for x, _ in row_blocks(X, None, ((0, X.n_lines),), self.holding):
+        total, portion = aligned_zeros(v.shape), Portion()
+        if self.begin is not None:
+            for low in range(0, len(total), LINES):
+                some = total[low : low + LINES, :width]
+                some[:] = self.begin.read(low, low + len(some))
+        # blocks that stay in memory are those of all rows
+        for x, _ in row_blocks(X, None, ((0 if self.holding.room else self.first, X.n_lines),), self.holding):
+            if x.start < self.first:
+                continue
             self.learned.add_transposed(x, self.learned.times(x, v), total)
-        with new_factors(Path(self.out), {"P": width}) as writers:
-            for first in range(0, len(total), LINES):
-                writers["P"].append(np.ascontiguousarray(total[first : first + LINES, :width]).ravel())
-        return {"passes": width / self.before.columns, "bytes_read": X.bytes_read}
+            last = x.start + x.n
+            if portion.done():
+                break
+        with new_factors(self.out, {"P": width}) as writers:
+            for low in range(0, len(total), LINES):
+                writers["P"].append(np.ascontiguousarray(total[low : low + LINES, :width]).ravel())
+        share = (last - self.first) / max(X.n_lines, 1)
+        return {"last": last, "passes": share * width / self.before.columns, "bytes_read": X.bytes_read}
 
 
 @dataclass(frozen=True)
@@ -114,7 +143,7 @@ class TurnJob:
     @property
     def key(self) -> str:
         """The iteration."""
-        return f"reduce/{self.number}/turn"
+        return turn_key(self.number)
 
     def run(self) -> Receipt:
         """Turn and write."""
@@ -140,6 +169,15 @@ class TurnJob:
                     lines = source.read(first, min(first + LINES, n)) @ turn
                     writers["V"].append(lines.astype(np.float32).ravel())
         return {"singular_values": np.sqrt(np.maximum(values[: self.rank], 0.0)).tolist() if self.last else []}
+
+
+def turn_key(number: int) -> str:
+    """Of the job that ends an iteration."""
+    return f"reduce/{number}/turn"
+
+
+def _words(number: int) -> str:
+    return f"reducing the features, pass {number} of {ITERATIONS}"
 
 
 def width_bytes(learned: Learned, width: int) -> int:
@@ -237,24 +275,39 @@ class Reduction:
         for number in range(1, ITERATIONS + 1):
             before = Factor(str(self._folder(number - 1) / "V"), columns, d)
             sums, out = state / f"sums-{number}", self._folder(number)
-            jobs = [
-                GramJob(self.learned, number, cols, before, str(sums / f"{cols[0]}-{cols[1]}"), self._holding(columns))
-                for cols in self.col_ranges(columns)
-            ]
-            parts = SideBySide(tuple(Factor(f"{job.out}/P", job.cols[1] - job.cols[0], d) for job in jobs))
-            turn = TurnJob(number, parts, before, self.kept, number == ITERATIONS, str(out))
-            done = self.ledger.get(turn.key)
+            done = self.ledger.get(turn_key(number))
             if done is None:
                 make_folder(sums)
                 make_folder(out.parent)
-                words = f"reducing the features, pass {number} of {ITERATIONS}"
-                begin, end = (REDUCED * of / ITERATIONS for of in (number - 1, number))
-                yield Phase("truncated SVD", jobs, words, (begin, end), unit="pass", number=number)
-                done = (yield Phase("truncated SVD", [turn], words, (end, end), unit="pass", number=number))[0]
+                parts = yield from self._sums(number, before, str(sums))
+                turn = TurnJob(number, parts, before, self.kept, number == ITERATIONS, str(out))
+                end = REDUCED * number / ITERATIONS
+                (done,) = yield Phase("truncated SVD", [turn], _words(number), (end, end), unit="pass", number=number)
             receipt = done
             remove(sums)
             remove(self._folder(number - 1).parent)
         return receipt
+
+    def _sums(self, number: int, before: Dense, folder: str) -> Generator[Phase, list[Receipt], SideBySide]:
+        """P of an iteration: jobs for each range of columns go on until they have gone over all rows."""
+        n = self.learned.dataset().n_samples
+        cuts, holding = self.col_ranges(self.columns), self._holding(self.columns)
+        jobs = {cols: GramJob(self.learned, number, cols, before, folder, holding) for cols in cuts}
+        going = list(jobs.values())
+        while going:
+            done = min(job.first for job in going) / max(n, 1)
+            span = REDUCED * (number - 1 + done) / ITERATIONS, REDUCED * number / ITERATIONS
+            receipts = yield Phase("truncated SVD", going, _words(number), span, unit="pass", number=number)
+            for job in going:
+                if job.begin is not None:
+                    remove(Path(job.begin.path).parent)
+            going = [
+                replace(job, first=receipt["last"], begin=job.sums)
+                for job, receipt in zip(going, receipts, strict=True)
+                if receipt["last"] < n
+            ]
+            jobs |= {job.cols: job for job in going}
+        return SideBySide(tuple(jobs[cols].sums for cols in cuts))
 
     def projected(self) -> Panels:
         """X V, in files of the scratch, which every session makes anew."""

@@ -16,8 +16,7 @@ from xmc_stream.linear.weights import starts_of, unit_path
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import plan_steps, resolved, shares
 from xmc_stream.memoir.reduction import REDUCED, Reduction
-from xmc_stream.memoir.state import state_path
-from xmc_stream.memoir.steps import Data, DecisionJob, FactorsJob, StepsJob, UnitJob
+from xmc_stream.memoir.steps import Data, DecisionJob, FactorsJob, Paused, StepsJob, UnitJob
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.runtime.job import Job, Ledger, Loop, Phase
 from xmc_stream.runtime.plan import MemoryPlan
@@ -53,8 +52,7 @@ class MEMOIRRun:
             yield from reduction.project()
             data = Data(data.path, data.work, p, self.seed, data.share, reduction.projected())
         make_folder(self.work / "state" / "steps")
-        history, best = yield from self._steps(data)
-        state = str(state_path(self.work, history[best]["segment"]))
+        history, best, state = yield from self._steps(data)
         decided: dict[str, Any] = {}
         if data.share and not d.one_label:
             words = "learning from the rows held out which labels to predict"
@@ -77,32 +75,45 @@ class MEMOIRRun:
         }  # fmt: skip
 
     def _steps(self, data: Data) -> Any:
-        """Segments until they bring no more; returns what each says, and which is the best."""
-        p, d = data.parameters, self.dataset
-        most = p.most_steps
+        """Segments until they bring no more; returns what each says, which is the best, and the state that it left."""
+        p, most = data.parameters, data.parameters.most_steps
         length = -(-most // SEGMENTS)
         history: list[dict[str, Any]] = []
-        best, before, said = 0, "", ""
+        best, states = 0, [""]
         for number, first in enumerate(range(0, most, length)):
             last = min(first + length, most)
-            job = StepsJob(data, number, first, last, before, plan_steps(self.plan, d, p))
-            begin = REDUCED if p.variant == "lsh" else 0.0
-            span = begin + (_STEPPED - begin) * first / most, begin + (_STEPPED - begin) * last / most
-            words = f"step {first + 1:,} of {most:,}{said}"
-            receipt = (yield Phase("steps", [job], words, span, unit="segment", number=number + 1))[0]
-            history.append({"segment": number, "steps": last, **receipt["said"]})
-            said = _told(history[-1])
-            if "macro_F1" not in history[-1] or history[-1]["macro_F1"] > history[best]["macro_F1"]:
+            said, state = yield from self._segment(data, number, first, last, states[-1], _told(history))
+            history.append({"segment": number, "steps": last, **said})
+            states.append(state)
+            if "macro_F1" not in said or said["macro_F1"] > history[best]["macro_F1"]:
                 best = number
-            for old in range(number):
-                if old != best:
-                    state_path(self.work, old).unlink(missing_ok=True)
-            before = str(job.out)
+            for old in states[1:-1]:
+                if old != states[best + 1]:
+                    Path(old).unlink(missing_ok=True)
             if number - best >= p.patience:
                 break
-        return history, best
+        return history, best, states[best + 1]
+
+    def _segment(self, data: Data, number: int, first: int, last: int, before: str, told: str) -> Any:
+        """A segment, job after job; returns what it says in the end, and the state that it leaves. told: of the one before."""
+        p, most = data.parameters, data.parameters.most_steps
+        sizes, begin = plan_steps(self.plan, self.dataset, p), REDUCED if p.variant == "lsh" else 0.0
+        going, state, goes_on, said = Paused(first), before, False, None
+        while said is None:
+            job = StepsJob(data, number, going, last, state, goes_on, sizes)
+            span = begin + (_STEPPED - begin) * going.step / most, begin + (_STEPPED - begin) * last / most
+            words = f"step {going.step + 1:,} of {most:,}{told}"
+            (receipt,) = yield Phase("steps", [job], words, span, unit="segment", number=number + 1)
+            if goes_on:
+                Path(state).unlink(missing_ok=True)
+            going = Paused(**receipt["going"])
+            state, goes_on, said = str(job.out), True, receipt["said"]
+        return said, state
 
 
-def _told(entry: dict[str, Any]) -> str:
+def _told(history: list[dict[str, Any]]) -> str:
+    if not history:
+        return ""
+    entry = history[-1]
     held_out = f"macro-F1 {entry['macro_F1']:.2f}, " if "macro_F1" in entry else ""
     return f" ({held_out}loss {entry['loss']:.4g}, {entry['nnz']:,} weights)"

@@ -1,9 +1,10 @@
-"""What a segment of steps leaves on disk: W, class by class."""
+"""What steps leave on disk: W, class by class; within a segment also what the next ones go on from bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.store.chunks import open_array, read_small
-from xmc_stream.store.packing import PackedArrayWriter, new_pack
+from xmc_stream.store.packing import PackedArrayWriter, PackWriter, new_pack
 
 CLASSES, ENTRIES = 4096, 1 << 18  # written or read at a time, at most; a class at least
 
@@ -25,12 +26,15 @@ def class_ranges(ends: NDArray[np.int64], start: int, stop: int) -> Iterator[tup
         start = last
 
 
-def state_path(work: Path, number: int) -> Path:
-    """What segment `number` leaves."""
-    return work / "state" / "steps" / f"{number:06d}"
+Beside = Mapping[str, NDArray[Any]]  # arrays by name, with W
 
 
-def write_sparse(path: Path, vectors: Iterator[CSR]) -> None:
+def state_path(work: Path, number: int, first: int) -> Path:
+    """What steps of segment `number` leave, from step `first` on."""
+    return work / "state" / "steps" / f"{number:06d}-{first:09d}"
+
+
+def write_sparse(path: Path, vectors: Iterator[CSR], beside: Beside) -> None:
     """Leave sparse vectors durably; they come some classes at a time, with ascending features."""
     counts: list[NDArray[np.int64]] = []
     with new_pack(path) as pack:
@@ -44,15 +48,29 @@ def write_sparse(path: Path, vectors: Iterator[CSR]) -> None:
         features.close()
         values.close()
         pack.write("counts", np.concatenate(counts))
+        _write_beside(pack, beside)
 
 
-def write_dense(path: Path, lines: Iterator[NDArray[np.float32]]) -> None:
+def write_dense(path: Path, lines: Iterator[NDArray[np.float32]], beside: Beside) -> None:
     """Leave a dense matrix durably; its lines come some at a time."""
     with new_pack(path) as pack:
         values = PackedArrayWriter(pack, "values", np.float32)
         for some in lines:
             values.append(some.reshape(-1))
         values.close()
+        _write_beside(pack, beside)
+
+
+def _write_beside(pack: PackWriter, beside: Beside) -> None:
+    for name, values in beside.items():
+        line = values.reshape(-1)
+        pack.write(f"beside/{name}", line.view(np.uint8) if line.dtype == np.bool_ else line)
+
+
+def read_beside(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Arrays that were left with W, each as one line."""
+    arrays = {name: open_array(path / "beside" / name) for name in names}
+    return {name: array.read(0, array.size) for name, array in arrays.items()}
 
 
 def read_sparse(

@@ -1,13 +1,14 @@
-"""Jobs of MEMOIR: a segment of steps, and the model from what the best of them left.
+"""Jobs of MEMOIR: steps of a segment, and the model from what the best segment left.
 
 A segment begins with W on disk, makes the oracle's index anew from it, takes some steps and leaves W. Where it begins and ends
-depends on the data alone.
+depends on the data alone. A job does as many of its steps as a job should take; where these are not all it leaves what the
+next one goes on from bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ from xmc_stream.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.memoir.learners import Learner, learner_of
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import RANGE, StepsPlan, scored_together
-from xmc_stream.memoir.solver import macro_f1, take_step
+from xmc_stream.memoir.solver import StepSums, macro_f1, take_step
 from xmc_stream.memoir.state import CLASSES, read_dense, read_sparse, state_path
 from xmc_stream.metrics import among
 from xmc_stream.models.decisions import HeldOut
 from xmc_stream.models.ranking import filter_pairs, no_predictions
 from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.portion import Portion
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import DECISION
@@ -59,59 +61,95 @@ class Data:
 
 
 @dataclass(frozen=True)
+class Paused:
+    """A segment that was left before its end.
+
+    step: the next one; loss, violators, drawn: sums over its draws so far; index: names of the arrays of the oracle's index.
+    """
+
+    step: int
+    loss: float = 0.0
+    violators: int = 0
+    drawn: int = 0
+    index: tuple[str, ...] = ()
+
+    def after(self, step: int, sums: StepSums, drawn: int) -> Paused:
+        """One step later."""
+        return Paused(step + 1, self.loss + sums.loss, self.violators + sums.violators, self.drawn + drawn)
+
+
+@dataclass(frozen=True)
 class StepsJob:
-    """Steps first .. last - 1. before: the state that they begin from, "" for W = 0."""
+    """Steps of a segment, from the one that `going` names up to `last` - 1, or as many as a job should take.
+
+    before: the state that they begin from, "" for W = 0: of the segment before, or of this one where `goes_on`.
+    """
 
     data: Data
     number: int
-    first: int
+    going: Paused
     last: int
     before: str
+    goes_on: bool
     sizes: StepsPlan
 
     @property
     def key(self) -> str:
-        """The segment."""
-        return f"steps/{self.number}"
+        """The segment, and the first step."""
+        return f"steps/{self.number}/{self.going.step}"
 
     @property
     def out(self) -> Path:
         """The state that they leave."""
-        return state_path(Path(self.data.work), self.number)
+        return state_path(Path(self.data.work), self.number, self.going.step)
 
     def run(self) -> Receipt:
-        """Step; the receipt says how good W is then."""
+        """Step; the receipt says where the segment was left, or how good W is at its end."""
         let_go()  # of what the reduction left in memory
-        data, p = self.data, self.data.parameters
+        data, p, going = self.data, self.data.parameters, self.going
         dataset = Dataset(data.path)
         copies = Copies(dataset, data.seed, data.share)
         learned = np.zeros(dataset.n_labels, np.bool_)
         learned[copies.classes] = True
         learner = learner_of(dataset, p, data.reduced, learned, data.seed, self.sizes)
         steps = Steps(dataset, copies, p.draws, data.seed, p.sampling == "class", learner.rows)
-        if self.before:
+        if self.goes_on:
+            learner.resume(Path(self.before), going.index)
+        elif self.before:
             learner.load(Path(self.before))
-        loss, violators, done = 0.0, 0, 0
-        for step, drawn in steps.of(self.first, self.last):
+        portion, said = Portion(), None
+        for step, drawn in steps.of(going.step, self.last):
             stop_if_unwanted()
             sums = take_step(learner.weights, drawn.rows, drawn.places, learner.find(drawn, step), step, p)
             learner.refresh(sums.touched)
-            loss, violators, done = loss + sums.loss, violators + sums.violators, done + p.draws
+            going = going.after(step, sums, p.draws)
+            if portion.done():
+                going = replace(going, index=tuple(learner.pause(self.out)))
+                break
+        else:
+            said = self._end(dataset, learner, going)
+        passes = (going.drawn - self.going.drawn) / max(dataset.n_samples, 1)
+        n_bytes = steps.bytes_read + learner.bytes_read
+        return {
+            "going": asdict(going), "said": said, "passes": passes, "bytes_read": n_bytes, "bytes_gathered": n_bytes,
+        }  # fmt: skip
+
+    def _end(self, dataset: Dataset, learner: Learner, going: Paused) -> dict[str, Any]:
+        """Leave W; how good it is. Raises JobError where it is not finite."""
+        p, done = self.data.parameters, max(going.drawn, 1)
         learner.weights.fold()
-        if not np.isfinite(loss + learner.weights.norm):
+        if not np.isfinite(going.loss + learner.weights.norm):
             raise JobError(
                 f"MEMOIR diverged by step {self.last}: loss or W is not finite: give the rows length one (convert "
                 + flags.NORMALIZE_L2
                 + "), or a smaller eta0"
             )
         said = {
-            "loss": loss / max(done, 1), "violators": round(violators / max(done, 1), 6),
-            "eta": p.rate(self.last - 1), "nnz": learner.nnz, "norm": learner.weights.norm,
-            **self._held_out(dataset, learner),
+            "loss": going.loss / done, "violators": round(going.violators / done, 6), "eta": p.rate(self.last - 1),
+            "nnz": learner.nnz, "norm": learner.weights.norm, **self._held_out(dataset, learner),
         }  # fmt: skip
-        learner.store(self.out)
-        passes, n_bytes = done / max(dataset.n_samples, 1), steps.bytes_read + learner.bytes_read
-        return {"said": said, "passes": passes, "bytes_read": n_bytes, "bytes_gathered": n_bytes}
+        learner.store(self.out, {})
+        return said
 
     def _held_out(self, dataset: Dataset, learner: Learner) -> dict[str, Any]:
         """Accuracy and macro-F1, in per cent, of the copies of rows that are held out."""

@@ -12,7 +12,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.mips.kernels.hashing import TOGETHER, Codes, encode, hash_room, nearest_scored
 from xmc_stream.mips.kernels.innerproducts import Best
-from xmc_stream.mips.oracle import Oracle, largest
+from xmc_stream.mips.oracle import Index, Oracle, largest
 from xmc_stream.mips.vectors import DenseVectors
 
 CANDIDATES_OF = 256  # one class in so many is scored by default
@@ -44,6 +44,8 @@ class SimpleLSH(Oracle):
         Classes that a query scores, 1 at least; None takes one in 256, and 448 at least.
     hubs : int, default 64
         Classes of the largest norm, which every query scores; 0 for none.
+    index : dict of arrays or None, default None
+        What `index` of another one gave, of the same vectors and options; None makes all codes.
 
     Raises
     ------
@@ -55,7 +57,7 @@ class SimpleLSH(Oracle):
 
     def __init__(
         self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, bits: int = MOST_BITS, candidates: int | None = None,
-        hubs: int = 64,
+        hubs: int = 64, index: Index | None = None,
     ) -> None:  # fmt: skip
         super().__init__(vectors.n_classes, seed, threads)
         self.vectors, self.bits = vectors, self.checked_bits(bits)
@@ -65,7 +67,13 @@ class SimpleLSH(Oracle):
         draws = np.random.Generator(np.random.Philox(key=self.seed))
         self._projections = draws.standard_normal((vectors.n_features + 1, bits), np.float32)
         self.codes, self.bound = np.zeros((bits // 64, vectors.n_classes), np.uint64), 0.0
-        self.refresh(np.arange(vectors.n_classes))
+        if index is None:
+            self.refresh(np.arange(vectors.n_classes))
+        else:
+            self.codes[:], self.bound = index["codes"].reshape(self.codes.shape), float(index["bound"][0])
+
+    def index(self) -> dict[str, NDArray[Any]]:
+        return {"codes": self.codes, "bound": np.array([self.bound])}
 
     @classmethod
     def checked_bits(cls, bits: Any) -> int:

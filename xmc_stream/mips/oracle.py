@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -18,6 +18,7 @@ from xmc_stream.mips.kernels.innerproducts import Best
 from xmc_stream.mips.kernels.zeroclasses import draw_zero_classes
 
 T = TypeVar("T")
+Index = Mapping[str, NDArray[Any]]
 
 
 class Answers(NamedTuple):
@@ -65,6 +66,10 @@ class Oracle(ABC):
     @abstractmethod
     def refresh(self, classes: NDArray[Any]) -> None:
         """Take note that the vectors of these classes changed: came, moved, or became zero. Each class once."""
+
+    def index(self) -> dict[str, NDArray[Any]]:
+        """What it keeps beside the vectors, by name: another one of the same vectors and options goes on from it."""
+        return {}
 
     @abstractmethod
     def _zero(self) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from xmc_stream.kernels.blocks import Labels
 from xmc_stream.mips.kernels import smallworld as kernels
 from xmc_stream.mips.kernels.classvectors import RankedRows
 from xmc_stream.mips.kernels.innerproducts import Best
-from xmc_stream.mips.oracle import Oracle, largest
+from xmc_stream.mips.oracle import Index, Oracle, largest
 from xmc_stream.mips.vectors import ClassVectors
 
 _PORTION = 8192  # classes whose sketches are held at once
@@ -50,6 +50,8 @@ class SmallWorld(Oracle):
         Entries of a sketch, and classes of a signpost.
     drift : float, default 0.25
         What makes a refresh link a class anew; 0 for any change of sketch or norm.
+    index : dict of arrays or None, default None
+        What `index` of another one gave, of the same vectors and options; None links all classes.
 
     Raises
     ------
@@ -61,7 +63,7 @@ class SmallWorld(Oracle):
 
     def __init__(
         self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, links: int = 8, ef: int = 8, ef_links: int = 16,
-        entries: int = 32, hubs: int = 8, sketch: int = 64, posts: int = 8, drift: float = 0.25,
+        entries: int = 32, hubs: int = 8, sketch: int = 64, posts: int = 8, drift: float = 0.25, index: Index | None = None,
     ) -> None:  # fmt: skip
         super().__init__(vectors.n_classes, seed, threads)
         counts = {"ef": ef, "ef_links": ef_links, "entries": entries, "links": links, "sketch": sketch, "posts": posts}
@@ -71,8 +73,14 @@ class SmallWorld(Oracle):
         self._sizes, self._entries, self._links = (ef, max(ef_links, links + 1)), entries, links
         self.graph = kernels.empty_graph(vectors.n_classes, vectors.n_features, links, sketch, posts)
         self.linked_anew = 0  # classes that refreshes linked
-        every = np.arange(vectors.n_classes, dtype=np.int32)
-        self.refresh(every)
+        if index is None:
+            self.refresh(np.arange(vectors.n_classes, dtype=np.int32))
+        else:
+            for name, values in self.graph._asdict().items():
+                values[:] = index[name].reshape(values.shape)
+
+    def index(self) -> dict[str, NDArray[Any]]:
+        return dict(self.graph._asdict())
 
     @classmethod
     def checked_counts(cls, counts: dict[str, Any]) -> dict[str, int]:
