@@ -13,6 +13,7 @@ from reference import grouplasso as twin
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
+from xmc_stream.grouplasso import descent
 from xmc_stream.grouplasso.descent import Data
 from xmc_stream.grouplasso.extrapolation import Extrapolation
 from xmc_stream.grouplasso.gradient import SigmaJob
@@ -212,19 +213,23 @@ def test_an_extrapolation_finds_where_linear_steps_go() -> None:
     assert still.result() is None
 
 
-def test_extrapolation_saves_passes_where_features_depend_on_each_other(tmp_path: Path) -> None:
+def test_extrapolation_saves_passes_where_features_depend_on_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a segment ends after every other sweep: the next one goes on with the sweeps before it."""
     rng = np.random.default_rng(1)
     common = rng.normal(size=(150, 1)) * 3
     X = sp.csr_matrix((common + rng.normal(size=(150, 8))).astype(np.float32))
     Y = sp.csr_matrix((np.arange(4) == rng.integers(0, 4, 150)[:, None]).astype(np.float32))
     options = {"lam": 1e-3, "tol": 1e-5, "max_passes": 5000}
     passes, values = [], []
-    for extrapolate in (True, False):
+    for extrapolate, sweeps in ((True, 2), (True, 1000), (False, 1000)):
+        monkeypatch.setattr(descent, "SEGMENT_WORK", 64 * X.nnz * sweeps)
         W, result = solve(X, Y, tmp_path, extrapolate=extrapolate, **options)
         passes.append(result["path"][0]["passes"])
         values.append(objective("multiclass", X, Y, W, lam=1e-3))
-    assert values[0] == pytest.approx(values[1], rel=1e-4)
-    assert passes[0] < 0.8 * passes[1]
+    assert values == pytest.approx([values[-1]] * 3, rel=1e-4)
+    assert max(passes[:2]) < 0.8 * passes[2]
 
 
 def test_a_path_ends_where_its_last_lam_alone_does(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_descent_is_the_same_in_memory_and_in_files_and_for_any_interruption(
     p: GroupLassoParameters, some_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With columns that are read in pieces, the array in a window, and a segment for part of a sweep."""
-    monkeypatch.setattr(descent, "SEGMENT_WORK", 32 * 45_000)
+    monkeypatch.setattr(descent, "SEGMENT_WORK", 80 * 45_000)
     whole = digest(some_rows, tmp_path / "whole", p, [1])
     assert digest(some_rows, tmp_path / "cut", p, [2, 1] * 40) == whole
     for number, sizes in enumerate(SIZES):

@@ -32,7 +32,8 @@ from xmc_stream.grouplasso.state import (
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 
-SEGMENT_WORK = 1 << 34  # entries times lines' width of a segment, about: half a minute, which a kill loses
+SEGMENT_WORK = 1 << 33  # of a segment, about, in nanoseconds, about: what a kill loses
+_VISIT = 48  # of visiting an entry, beside one for each value of its line
 MOST_INNER = 10  # sweeps over active features between two over all
 _ENOUGH = 0.1  # these end when one violates so much less than the first of them
 _LONGER, _CLOSER = 20, 10.0  # of debiasing: passes, which are over few features, and what `tol` is divided by
@@ -138,12 +139,15 @@ class _Sweeps:
         problem = problem_of(p, stage.lam, stage.ridge, n, k)
         nonzero, self._flags = np.zeros(d, np.bool_), np.zeros(d, np.uint8)
         self._progress = Progress(first=job.first)
+        self._sweeps = Extrapolation() if p.extrapolates else None
         if job.before:
             state = State(Path(job.before), d, k)
             state.fill(weights)
             nonzero[state.features] = True
             if not job.begins:
                 self._progress, self._flags = as_progress(state.progress()), state.flags
+                if self._sweeps is not None:
+                    self._sweeps.go_on(*state.swept(width))
         if job.begins:
             listed = nonzero if stage.debias else self._columns.counts > 0
             self._flags = listed.astype(np.uint8) * (ACTIVE | LISTED)
@@ -158,12 +162,11 @@ class _Sweeps:
         if stage.debias and not job.begins:
             self._all = np.flatnonzero(self._flags & LISTED)
         self._nnz = max(1, int(self._columns.counts[self._all].sum()))
-        self._sweeps = Extrapolation() if p.extrapolates else None
 
     def run(self) -> Receipt:
         """Visit features until the segment's work is done, or the stage is."""
         job, progress, descent = self._job, self._progress, self._descent
-        budget, before = max(1, SEGMENT_WORK // descent.array.width), progress.entries
+        budget, before = max(1, SEGMENT_WORK // (_VISIT + descent.array.width)), progress.entries
         objective, fresh = descent.refresh(), True
         while not progress.done and progress.entries - before < budget:
             if not progress.at and progress.full:
@@ -185,7 +188,8 @@ class _Sweeps:
             objective = descent.refresh()
         flags = descent.active.astype(np.uint8) * ACTIVE | (self._flags & LISTED)
         parts = {"w": (descent.weights, np.flatnonzero(descent.nonzero))}
-        write_state(job.out, parts, self._dataset.n_labels, flags, said_of(progress))
+        swept = None if self._sweeps is None else self._sweeps.stored(descent.weights.width)
+        write_state(job.out, parts, self._dataset.n_labels, flags, said_of(progress), swept)
         for name in ("weights", "array"):
             job.data.scratch(name).unlink(missing_ok=True)
         n_selected = int(np.count_nonzero(descent.nonzero))
@@ -220,7 +224,7 @@ class _Sweeps:
         return order_of(features, self._draws, job.data.seed, job.stage.number, number)
 
     def _keep(self) -> None:
-        """Note W after a sweep over active features, for `_extrapolated`. In the segment that such sweeps began in, alone."""
+        """Note W after a sweep over active features, for `_extrapolated`."""
         sweeps, weights = self._sweeps, self._descent.weights
         if sweeps is not None and 0 < len(sweeps.features) * weights.width <= MOST_VALUES:
             sweeps.add(weights.take(sweeps.features))

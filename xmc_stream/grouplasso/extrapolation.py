@@ -27,6 +27,15 @@ class Extrapolation:
         self.features = np.zeros(0, np.int64)
         self._seen: list[NDArray[np.float32]] = []
 
+    def stored(self, width: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The features, and W of them (width values a feature), sweep after sweep: what `go_on` takes."""
+        return self.features, np.concatenate([np.zeros((0, width), np.float32), *self._seen])
+
+    def go_on(self, features: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
+        """From what was stored."""
+        self.features = features
+        self._seen = [rows[low : low + len(features)] for low in range(0, len(rows), max(len(features), 1))]
+
     def begin(self, features: NDArray[np.int64]) -> None:
         """Sweeps over other features follow."""
         self.features, self._seen = features, []

@@ -36,7 +36,7 @@ from xmc_stream.grouplasso.state import State, write_state
 from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.store.dataset import Dataset
 
-STEPS_WORK = 1 << 34  # entries times lines' width of a segment's steps, about
+STEPS_WORK = 1 << 32  # entries times lines' width of a segment's steps, about: a few seconds; a step at least
 _EASED = 0.9  # of FISTA: what L falls by between steps, as the curvature does where rows are past their margins
 _MEMORY = 5  # of SpaRSA: values of F that the next one may lie between
 _FALL = 1e-4  # of SpaRSA: what F must fall by, in L/2 ||W' - W||^2

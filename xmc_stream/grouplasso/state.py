@@ -50,12 +50,14 @@ def state_path(work: Path, stage: int, number: int) -> Path:
 
 
 Part = tuple[Matrix, NDArray[np.int64]]  # a D x K matrix, and its rows that are not zero
+Swept = tuple[NDArray[np.int64], NDArray[np.float32]]  # of `Extrapolation.stored`
 
 
 def write_state(
-    path: Path, parts: Mapping[str, Part], n_labels: int, flags: NDArray[np.uint8], progress: Mapping[str, Any]
-) -> None:
-    """Leave W, and what goes with it, durably. parts: by name; that of W is "w"."""
+    path: Path, parts: Mapping[str, Part], n_labels: int, flags: NDArray[np.uint8], progress: Mapping[str, Any],
+    swept: Swept | None = None,
+) -> None:  # fmt: skip
+    """Leave W, and what goes with it, durably. parts: by name; that of W is "w". swept: of sweeps that are extrapolated."""
     with new_pack(path) as pack:
         for name, (matrix, features) in parts.items():
             step = max(1, ROW_BYTES // (4 * matrix.width))
@@ -64,6 +66,9 @@ def write_state(
             for low in range(0, len(features), step):
                 rows.append(matrix.take(features[low : low + step])[:, :n_labels].reshape(-1))
             rows.close()
+        if swept is not None:
+            pack.write("swept/features", swept[0])
+            pack.write("swept/rows", swept[1].reshape(-1))
         pack.write("flags", flags)
         pack.write("progress", np.frombuffer(json.dumps(dict(progress)).encode(), np.uint8))
 
@@ -87,6 +92,11 @@ class State:
         text = open_array(self._path / "progress")
         said: dict[str, Any] = json.loads(text.read(0, text.size).tobytes())
         return said
+
+    def swept(self, width: int) -> Swept:
+        """As it was given."""
+        features, rows = (open_array(self._path / "swept" / name) for name in ("features", "rows"))
+        return features.read(0, features.size), rows.read(0, rows.size).reshape(-1, width)
 
     def rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Features, and their rows (n x K), some at a time."""
