@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import scipy.sparse
@@ -27,7 +28,10 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
+from xmc_stream.runtime.portion import Portion
+from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.packing import new_pack
 from xmc_stream.system.stop import stop_if_unwanted
 
 _SIGMA_ABOVE = 1.05  # iterations end when the bound is no more than this above what is certainly reached
@@ -240,22 +244,38 @@ class SigmaJob:
 
         sigma(X)^2 <= sigma(|X|)^2 <= max_j (A v)_j / v_j
 
-    (Collatz, Wielandt). Power iterations, v = A v, bring it down to sigma(|X|)^2. ||X||_F^2 bounds it too.
+    (Collatz, Wielandt). Power iterations, v = A v, bring it down to sigma(|X|)^2. ||X||_F^2 bounds it too. A job makes as many
+    of them as a job should take. number: of those before; before: what the last of them left, "" for a v of ones; square: the
+    bound on sigma^2 that they gave.
     """
 
     data: Data
     block_bytes: int
+    number: int = 0
+    before: str = ""
+    square: float = math.inf
 
     @property
     def key(self) -> str:
-        """There is one."""
-        return "sigma"
+        """The first iteration."""
+        return f"sigma/{self.number}"
+
+    @property
+    def out(self) -> Path:
+        """A pack of v."""
+        return Path(self.data.work) / "state" / "stage-0" / f"sigma-{self.number}"
 
     def run(self) -> Receipt:
-        """Iterate."""
-        X = Dataset(self.data.path).X_rows()
-        v, square, passes = np.ones(X.shape[1]), math.inf, 0
+        """Iterate; the receipt has the bound, or None where iterations are left."""
+        X, portion = Dataset(self.data.path).X_rows(), Portion()
+        v, square, passes = np.ones(X.shape[1]), self.square, self.number
+        if self.before:
+            v = read_small(Path(self.before), "v", len(v), np.float64)
         while passes < _SIGMA_MOST:
+            if passes > self.number and portion.done():
+                with new_pack(self.out) as pack:
+                    pack.write("v", v)
+                return self._receipt(None, square, passes, X.bytes_read)
             after, squares = np.zeros(len(v)), 0.0
             for block in X.blocks(self.block_bytes):
                 stop_if_unwanted()
@@ -274,7 +294,11 @@ class SigmaJob:
             if square <= _SIGMA_ABOVE * reached:
                 break
             v = np.maximum(after / after.max(), 1e-100)  # positive also where a part of X falls behind
-        return {"sigma": math.sqrt(_ROUNDING * square), "passes": passes, "bytes_read": X.bytes_read}
+        return self._receipt(math.sqrt(_ROUNDING * square), square, passes, X.bytes_read)
+
+    def _receipt(self, sigma: float | None, square: float, number: int, bytes_read: int) -> Receipt:
+        passes = number - self.number
+        return {"sigma": sigma, "square": square, "number": number, "passes": passes, "bytes_read": bytes_read}
 
 
 def total_of(receipts: list[Receipt], name: str) -> list[float]:

@@ -120,6 +120,7 @@ class GroupLassoMethod(Method):
         if stages:
             first = min(stages)
             undone = [key for key in keys if key.startswith("segment/") and int(key.split("/")[1]) >= first]
+            undone += [key for key in keys if key.startswith("sigma/") and not first]  # what these left lies in stage 0
             folders = [f for f in work.glob("state/stage-*") if int(f.name.partition("-")[2]) >= first]
             found.append(Redo(stages[first], f"segment/{first}/0", undo=undone, remove=folders))
         return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,14 @@ class GroupLassoRun:
     def _bound(self) -> Generator[Phase, list[Receipt], None]:
         """The L of steps along the whole gradient that always works."""
         d = self.dataset
-        job = SigmaJob(self._data, self.plan.row_block_bytes)
-        sigma = (yield Phase("largest singular value", [job], "measuring the largest singular value"))[0]["sigma"]
+        make_folder(self.work / "state" / "stage-0")
+        job, sigma = SigmaJob(self._data, self.plan.row_block_bytes), None
+        while sigma is None:
+            (receipt,) = yield Phase("largest singular value", [job], "measuring the largest singular value")
+            if job.before:
+                Path(job.before).unlink(missing_ok=True)
+            job = replace(job, number=receipt["number"], before=str(job.out), square=receipt["square"])
+            sigma = receipt["sigma"]
         curvature = problem_of(self.parameters, 0.0, 0.0, d.n_samples, d.n_labels).curvature
         self._constant = max(curvature * sigma**2 / d.n_samples, LEAST_CURVATURE)
 
