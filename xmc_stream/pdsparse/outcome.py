@@ -67,8 +67,8 @@ class LookJob:
     @at_work_alone
     def run(self) -> Receipt:
         """Count hits."""
-        portion, rows = Portion(), Rows(self.data)
-        stepper = self.tables.open(self.data, rows)
+        rows = Rows(self.data)
+        stepper, portion = self.tables.open(self.data, rows), Portion()
         hits, n, last, k = np.zeros(PLACES, np.int64), 0, self.first, min(PLACES, rows.n_labels)
         while last < rows.n_samples:
             for some in rows.blocks(last, True):
@@ -131,8 +131,8 @@ class ObjectiveJob:
     @at_work_alone
     def run(self) -> Receipt:
         """Sum; also the norms of the weights."""
-        portion, rows = Portion(), Rows(self.data, self.rows)
-        stepper = self.tables.open(self.data, rows)
+        rows = Rows(self.data, self.rows)
+        stepper, portion = self.tables.open(self.data, rows), Portion()
         total, last = self.before, self.first
         while last < rows.n_samples:
             for block, indptr, labels in rows.blocks(last, False):

@@ -80,7 +80,7 @@ class SegmentJob:
     def run(self) -> Receipt:
         """Visit the rows; write dual variables and tables; the receipt has sums of the segment."""
         drop_tiles()
-        portion, began, last = Portion(), time.perf_counter(), self.first
+        began, last = time.perf_counter(), self.first
         rows = Rows(self.data, self.rows)
         stepper = TablesOf(self.tables, self.lam, self.rate, self.fixed).open(self.data, rows, self._left_out())
         key = pass_key(self.data.seed, self.stage, self.number)
@@ -90,6 +90,7 @@ class SegmentJob:
             if self.dual
             else None
         )
+        portion = Portion()
         with new_segment(self.folder("dual"), rows.n_labels) as writer:
             while last < self.total:
                 strips = np.sort(order[last * GROUP : (last + 1) * GROUP])

@@ -10,7 +10,8 @@ SECONDS = 10.0  # of the processor, of all threads; what a job leaves is written
 class Portion:
     """What one job takes of a long piece of work that may end anywhere: it asks after each bit of it whether to end.
 
-    Seconds are those of the processor in the whole process: jobs beside each other take SECONDS together.
+    Made when the first bit begins: what the job reads before is not a bit. Seconds are those of the processor in the whole
+    process: jobs beside each other take SECONDS together.
     """
 
     def __init__(self) -> None:
