@@ -285,7 +285,7 @@ def test_long_jobs_are_cut_into_many_and_change_nothing(
 ) -> None:
     whole = fitted(data, tmp_path / "whole", 1, threads=1, all_rows=all_rows)
     monkeypatch.setattr(cutting, "_LEAST", 1)
-    monkeypatch.setattr(plan_of_runs, "_UNDER_WAY", 1e-5)
+    monkeypatch.setattr(plan_of_runs, "SECONDS", 1e-5)
     digest, figures = fitted(data, tmp_path / "many", 0, threads=1, all_rows=all_rows)
     same = [name not in ("bytes_streamed", "passes") for name in FIGURES]
     assert digest == whole[0]

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from xmc_stream.errors import MemoryLimitError
+from xmc_stream.runtime.portion import SECONDS
 from xmc_stream.system.memory import MemoryLimit, grown, least_limit
 
 MIB = 2**20
-_UNDER_WAY = 10.0  # processor seconds of the jobs under way, about: a stop repeats three times as many at most
 _MANY_THREADS = 4  # of a process: from so many on, jobs that get and give back their memory make each other wait
 
 
@@ -65,7 +65,7 @@ class MemoryPlan:
     @property
     def job_seconds(self) -> float:
         """Of a job, about: a stop loses what the jobs of all threads were doing, and a thread may wait for another's."""
-        return _UNDER_WAY / (self.threads * self.processes)
+        return SECONDS / (self.threads * self.processes)
 
     @property
     def row_block_bytes(self) -> int:
