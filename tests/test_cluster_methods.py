@@ -72,7 +72,7 @@ def test_a_method(
     parameters = {**declared(name).presets.get(name, {}), **parameters}
     out, said = {}, {}
     for where, how in (
-        ("here", {"memory_limit": "3GB", "threads": 2}), ("there", {"memory_limit": "1GB", "scheduler": address}),
+        ("here", {"memory_limit": "3GB", "threads": 2}), ("there", {"memory_limit": "2GB", "scheduler": address}),
     ):  # fmt: skip
         model, predictions = Path(f"{tmp_path.name}-{where}"), Path(f"{tmp_path.name}-{where}.zarr")
         clf = CLASSES[name](seed=1, **parameters, **how).fit("train.xmc", model=model)

@@ -223,15 +223,15 @@ def test_a_linear_model_learns(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"n_samples": 0}, "samples 0 is not"),
-        ({"n_samples": None}, "either samples or size"),
-        ({"size": "1MB"}, "either samples or size"),
-        ({"features_per_sample": 1000}, "features_per_sample 1000 is not"),
-        ({"labels_per_sample": 0.5}, "labels_per_sample 0.5 is not"),
-        ({"n_features": 10**6, "features_per_sample": 2 * 10**5}, "lower features_per_sample"),
+        ({"n_samples": None}, "either --samples or --size"),
+        ({"size": "1MB"}, "either --samples or --size"),
+        ({"features_per_sample": 1000}, "--features-per-sample 1000 is not"),
+        ({"labels_per_sample": 0.5}, "--labels-per-sample 0.5 is not"),
+        ({"n_features": 10**6, "features_per_sample": 2 * 10**5}, "lower --features-per-sample"),
         ({"seed": -1}, "seed -1 is not"),
         ({"format": "libsvm"}, "format libsvm does not go"),
         ({"format": "csv"}, "format csv does not go"),
-        ({"logical": "3"}, "needs size"),
+        ({"logical": "3"}, "needs --size"),
         ({"logical": "0", "size": "1MB", "n_samples": None}, "logical 0 is 0 times"),
         ({"logical": "9000TB", "size": "1MB", "n_samples": None}, "not 1 to"),
         ({"logical": "many", "size": "1MB", "n_samples": None}, "many"),
@@ -246,7 +246,7 @@ def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None
 def test_what_exists_stays_unless_told(tmp_path: Path) -> None:
     for name in ("a.txt", "a.xmc"):
         path = tool.make_synthetic(tmp_path / name, n_samples=10, **SMALL)
-        with pytest.raises(InputError, match="overwrite=True"):
+        with pytest.raises(InputError, match="--overwrite"):
             tool.make_synthetic(path, n_samples=20, **SMALL)
         tool.make_synthetic(path, n_samples=20, overwrite=True, **SMALL)
     assert parse(tmp_path / "a.txt")[0][0] == open_dataset(tmp_path / "a.xmc").n_samples == 20

@@ -123,7 +123,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_on_two_workers_they_are_the_same(
     data: Path, alone: tuple[dict[str, Any], dict[str, str]], seen: Seen, address: str, tmp_path: Path
 ) -> None:
-    report = xs.tune(data, "pdsparse", GRID, fixed=FIXED, memory_limit="1GB", scheduler=address, work=tmp_path / "work")
+    report = xs.tune(data, "pdsparse", GRID, fixed=FIXED, memory_limit="2GB", scheduler=address, work=tmp_path / "work")
     assert (told(report), report["best"]) == (told(alone[0]), alone[0]["best"])
     assert seen.digests == alone[1]
     assert (seen.at_once, seen.parts) == (2, [1] * 3)  # a worker of one thread has one at a time
@@ -136,7 +136,7 @@ def test_a_worker_of_two_threads_has_two_at_a_time(
 ) -> None:
     two = Worker(options=(*Worker().options, "--nthreads", "2"))
     with cluster(tmp_path / "cluster", workers=[two]) as (_, address):
-        options = {"memory_limit": "1GB", "scheduler": address, "work": tmp_path / "work"}
+        options = {"memory_limit": "2GB", "scheduler": address, "work": tmp_path / "work"}
         report = xs.tune(data, "pdsparse", GRID, fixed=FIXED, **options)
     assert told(report) == told(alone[0])
     assert (seen.at_once, seen.parts) == (2, [2] * 3)
