@@ -18,9 +18,10 @@ from xmc_stream.factors import heldrows
 from xmc_stream.factors import products as of_products
 from xmc_stream.factors.heldrows import Holding, held_or_read, let_go
 from xmc_stream.factors.products import ROW_BYTES, RangedBlock, entries_bytes, ranged_blocks
-from xmc_stream.lowrank import leml, ridge
-from xmc_stream.lowrank.leml import LEMLRun, lowrank_needs, plan_lowrank
+from xmc_stream.lowrank import plan, ridge
+from xmc_stream.lowrank.leml import LEMLRun
 from xmc_stream.lowrank.parameters import LEMLParameters
+from xmc_stream.lowrank.plan import lowrank_needs, plan_lowrank
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.runtime.workers import Folders, about_this
 from xmc_stream.store.dataset import Dataset
@@ -220,10 +221,10 @@ def test_a_training_whose_x_stays_in_memory_gives_the_model_of_one_by_columns(
         "memory_limit": LIMIT,
     }
     read, digests = {}, set()
-    monkeypatch.setattr(leml, "LARGE_ROW_BYTES", ROW_BYTES)
+    monkeypatch.setattr(plan, "LARGE_ROW_BYTES", ROW_BYTES)
     blocks = 8 * (size_of(Dataset(data).X_rows(), 0, LINES) + 500)  # of eight parts, the first block of each
     for name, threads, room in (("columns", 1, 0), ("rows", 2, ALL), ("reads", 2, 0), ("some", 2, blocks)):
-        monkeypatch.setattr(leml, "held_bytes", lambda _, room=room: room)
+        monkeypatch.setattr(plan, "held_bytes", lambda _, room=room: room)
         clf = xs.LEML(**options, threads=threads).fit(data, model=tmp_path / name)
         digests.add(clf.model_.digest())
         read[name] = clf.report_["bytes_read"]

@@ -28,8 +28,8 @@ OPTIONS = ["--solver", "leml", "--threads", "2", *(f"--set={name}={value}" for n
 COMMAND = """
 import sys
 from xmc_stream.cli import main
-from xmc_stream.lowrank import leml
-leml.LARGE_ROW_BYTES = int(sys.argv[1])
+from xmc_stream.lowrank import plan
+plan.LARGE_ROW_BYTES = int(sys.argv[1])
 main(sys.argv[2:], standalone_mode=False)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

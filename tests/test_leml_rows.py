@@ -20,10 +20,11 @@ from xmc_stream.factors import products as of_products
 from xmc_stream.factors.factors import Factor, Panels, new_factors
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import LARGE_ROW_BYTES, ROW_BYTES, Learned, lines_of, range_bits
-from xmc_stream.lowrank import leml, parameters, ridge
+from xmc_stream.lowrank import parameters, plan, ridge
 from xmc_stream.lowrank.cplst import CPLSTRun
-from xmc_stream.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, plan_lowrank
+from xmc_stream.lowrank.leml import LEMLRun
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.lowrank.plan import LowRankPlan, lowrank_needs, plan_lowrank
 from xmc_stream.lowrank.ridge import PartJob, RidgeJob, Ridges, row_parts, solve_ridges
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Ledger, Notes, Phase, run_here
@@ -240,7 +241,7 @@ def test_parts_follow_from_the_data_and_ways_from_the_plan(data: Path, monkeypat
     wide = LEMLParameters(rank=100)
     for kept, products in ((1, ((0, 64), (64, 100))), (2**40, ((0, 100),))):  # X stays in memory, or is read anew
         with monkeypatch.context() as patch:
-            patch.setattr(leml, "held_bytes", lambda _, kept=kept: kept)
+            patch.setattr(plan, "held_bytes", lambda _, kept=kept: kept)
             assert plan_lowrank(MemoryPlan(2**40, 2**32, 6), dataset, wide).products == products
     given = LEMLParameters(rank=RANK, loss="logistic")
     assert plan_lowrank(MemoryPlan(2**40, 2**30, 2), dataset, given).products == ()
@@ -250,7 +251,7 @@ def test_a_limit_that_holds_no_whole_factor_leaves_the_columns(tmp_path: Path, m
     Y = sp.csr_matrix((np.ones(N), (np.arange(N), np.arange(N))), shape=(N, 200_000), dtype=np.float32)
     X = sp.random(N, D, 0.1, format="csr", dtype=np.float32, random_state=1)
     dataset = xs.convert(X, tmp_path / "data.xmc", labels=Y, memory_limit=LIMIT)
-    monkeypatch.setattr(leml, "row_parts", lambda _: PARTS)
+    monkeypatch.setattr(plan, "row_parts", lambda _: PARTS)
     p = LEMLParameters(rank=50, lam=1.0)
     by_rows, by_columns = (
         sum(lowrank_needs(MemoryPlan(2**40, 0, 2), dataset, p, 50, wide).values()) for wide in (50, 0)

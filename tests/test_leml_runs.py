@@ -19,8 +19,9 @@ from helpers.forked import forked_command
 import xmc_stream as xs
 from xmc_stream.errors import InputError, JobError, MemoryLimitError
 from xmc_stream.factors.projection import ProjectJob
-from xmc_stream.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, most_passes, plan_lowrank
+from xmc_stream.lowrank.leml import LEMLRun, most_passes
 from xmc_stream.lowrank.parameters import LEMLParameters
+from xmc_stream.lowrank.plan import LowRankPlan, lowrank_needs, plan_lowrank
 from xmc_stream.pdsparse.passes import SegmentJob
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Receipt, run_here
@@ -98,7 +99,7 @@ def test_two_worker_processes_give_the_same_model(
 ) -> None:
     """Products that are shared out, to two processes, against one job on one thread."""
     here = digest(several_blocks, tmp_path / "here", p, [1])
-    monkeypatch.setattr("xmc_stream.lowrank.leml._SMALL", 0)
+    monkeypatch.setattr("xmc_stream.lowrank.plan._SMALL", 0)
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
@@ -125,7 +126,7 @@ def jobs_of(model: Path) -> list[dict[str, Any]]:
 def test_the_sums_of_a_run_are_those_of_its_event_log(
     p: LEMLParameters, small: bool, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xmc_stream.lowrank.leml._SMALL", 2**28 if small else 0)
+    monkeypatch.setattr("xmc_stream.lowrank.plan._SMALL", 2**28 if small else 0)
     options = {**p.to_dict(), "memory_limit": LIMIT, "threads": 1}
     whole = xs.LEML(**options).fit(several_blocks, model=tmp_path / "whole").report_
     jobs = jobs_of(tmp_path / "whole")

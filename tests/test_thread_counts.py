@@ -62,7 +62,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """large: nothing is so little work that it is not shared out."""
     if request.param == "large":
-        monkeypatch.setattr("xmc_stream.lowrank.leml._SMALL", 0)
+        monkeypatch.setattr("xmc_stream.lowrank.plan._SMALL", 0)
         monkeypatch.setattr("xmc_stream.grouplasso.plan._SMALL", 0)
         monkeypatch.setattr("xmc_stream.runtime.plan._BEGINNING", 0)
     let_go()

@@ -19,9 +19,9 @@ from xmc_stream.factors.factors import FACTORS, Dense, Factor, Panels, SideBySid
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import LINES, Learned
 from xmc_stream.factors.projection import ProjectJob
-from xmc_stream.lowrank.leml import plan_lowrank
 from xmc_stream.lowrank.normal import COLUMNS, NormalJob, NormalSolveJob
 from xmc_stream.lowrank.parameters import CPLSTParameters
+from xmc_stream.lowrank.plan import plan_lowrank
 from xmc_stream.lowrank.ridge import Ridges, solve_ridges
 from xmc_stream.lowrank.steps import ModelJob, StartJob, gram_jobs, write_factors
 from xmc_stream.methods.contract import WRITING

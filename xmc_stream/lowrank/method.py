@@ -9,8 +9,9 @@ from typing import Any
 
 from xmc_stream.factors.products import held_bytes
 from xmc_stream.lowrank.cplst import CPLSTRun
-from xmc_stream.lowrank.leml import LEMLProbe, LEMLRun, lowrank_needs, most_passes, plan_lowrank
+from xmc_stream.lowrank.leml import LEMLProbe, LEMLRun, most_passes
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.lowrank.plan import lowrank_needs, plan_lowrank
 from xmc_stream.lowrank.warmup import LEMLWarmUp
 from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.runtime.job import Job, Ledger, Receipt
