@@ -16,7 +16,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.factors.factors import Factor, new_factors
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import Learned
-from xmc_stream.lowrank.newton import run_alone, trust_region
+from xmc_stream.lowrank.newton import Newton, run_alone, trust_region
 from xmc_stream.lowrank.parameters import LOSSES, LEMLParameters
 from xmc_stream.lowrank.scale import ScaleJob
 from xmc_stream.lowrank.solver import loss_curvatures, loss_slopes, loss_values, solve_columns
@@ -78,6 +78,7 @@ class Dense:
     def __init__(self, loss: str, X: Any, Y: Any, H: Any, lam: float) -> None:
         self.loss, self.X, self.true, self.H, self.lam = loss, X, Y > 0, H, lam
         self.values: list[float] = []
+        self.folder: Path | None = None  # for what is kept of each product
 
     def _z(self, w: Any) -> Any:
         return self.X @ w.reshape(self.X.shape[1], -1) @ self.H.T
@@ -97,6 +98,36 @@ class Dense:
         U = loss_curvatures(self.loss, self.true, self.z) * self._z(s)
         return (self.X.T @ U @ self.H + self.lam * s.reshape(self.X.shape[1], -1)).reshape(1, -1)
         yield
+
+    def stand(self, w: Any) -> Any:
+        self.z = self._z(w)
+        return
+        yield
+
+    def keep(self, at: Newton) -> Any:
+        if self.folder is not None:
+            at.write(self.folder / str(at.products))
+        return
+        yield
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_trust_region_goes_on_from_any_product_to_the_same_bits(loss: str, tmp_path: Path) -> None:
+    X, Y = problem()
+    H = np.random.default_rng(1).normal(size=(6, 3))
+
+    def solved(begun: Newton | None = None, folder: Path | None = None) -> Any:
+        p = Dense(loss, X.toarray().astype(float), Y.toarray(), H, 0.3)
+        p.folder = folder
+        return run_alone(trust_region(p, np.zeros((1, 45)), 4, 6, 1e-4, loss == "squared", begun))
+
+    w, f, products = solved(folder=tmp_path)
+    assert products >= (6 if loss == "squared" else 12)
+    assert {int(path.name) for path in tmp_path.iterdir()} == set(range(1, products + 1))
+    for number in range(1, products + 1):
+        again, f_again, products_again = solved(Newton.read(tmp_path / str(number)))
+        np.testing.assert_array_equal(again, w)
+        assert (f_again, products_again) == (f, products)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -132,6 +163,10 @@ def test_lines_of_a_trust_region_are_independent() -> None:
 
         def hessian(self, s: Any) -> Any:
             return self.scale * (12 * (self.w - 1) ** 2 + 1) * s
+            yield
+
+        def keep(self, at: Newton) -> Any:
+            return
             yield
 
     start = np.array([[5.0, -3.0], [0.0, 9.0], [2.0, 2.0]])

@@ -193,7 +193,38 @@ class SideBySide:
         return _take(self, cols)
 
 
-Dense = Factor | Panels | SideBySide
+@dataclass(frozen=True)
+class Stacked:
+    """Factors of as many columns each, the lines of each behind those of the one before."""
+
+    parts: tuple[Factor, ...]
+
+    @property
+    def n(self) -> int:
+        """Lines, in all."""
+        return sum(part.n for part in self.parts)
+
+    @property
+    def columns(self) -> int:
+        """Of each."""
+        return self.parts[0].columns
+
+    def read(self, first: int, last: int) -> NDArray[np.float32]:
+        """Lines [first, last)."""
+        found, begin = [], 0
+        for part in self.parts:
+            low, high = max(first - begin, 0), min(last - begin, part.n)
+            if low < high:
+                found.append(part.read(low, high))
+            begin += part.n
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def take(self, cols: ColumnRange) -> NDArray[np.float32]:
+        """Columns [first, last) of all lines, see `_take`."""
+        return _take(self, cols)
+
+
+Dense = Factor | Panels | SideBySide | Stacked
 
 
 def _take(source: Dense, cols: ColumnRange) -> NDArray[np.float32]:

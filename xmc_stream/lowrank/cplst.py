@@ -9,21 +9,23 @@ squared norms v of H's columns come to the eigenvalues.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.factors.factors import FACTORS, Dense, Factor, Panels, SideBySide
+from xmc_stream.factors.factors import FACTORS, ColumnRange, Dense, Factor, Panels, SideBySide
 from xmc_stream.factors.heldrows import Holding
-from xmc_stream.factors.products import LINES, Learned
-from xmc_stream.factors.projection import ProjectJob
+from xmc_stream.factors.products import BLOCK, LINES, Learned
+from xmc_stream.lowrank.by_rows import solve_ridges
+from xmc_stream.lowrank.kept import pieces_of, read_sum, row_pieces, sparse_work
 from xmc_stream.lowrank.normal import COLUMNS, NormalJob, NormalSolveJob
 from xmc_stream.lowrank.parameters import CPLSTParameters
 from xmc_stream.lowrank.plan import plan_lowrank
-from xmc_stream.lowrank.ridge import Ridges, solve_ridges
-from xmc_stream.lowrank.steps import ModelJob, StartJob, gram_jobs, write_factors
+from xmc_stream.lowrank.projected import Projection
+from xmc_stream.lowrank.ridge import Ridges
+from xmc_stream.lowrank.steps import ModelJob, StartJob, write_factors
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan, even_ranges
@@ -31,6 +33,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.system.blas import one_blas_thread
 
+_APART = 4  # jobs beside each other that are no more work together than a stop may lose
 _NOTHING = 1e-12  # of the largest eigenvalue: what rounding leaves of one that is 0
 
 
@@ -60,7 +63,7 @@ class TurnJob:
         gram, square = np.zeros((q, q)), np.zeros((q, q))
         with one_blas_thread():
             for file in self.grams:
-                gram += np.load(file)
+                gram += read_sum(file, q)
             for first in range(0, self.sums.n, LINES):
                 sums = self.sums.read(first, min(first + LINES, self.sums.n)).astype(np.float64)
                 square += sums.T @ sums
@@ -104,7 +107,8 @@ class CPLSTRun:
         for number in range(1, p.iterations + 1):
             values = tuple(receipt["values"]) if history else (1.0,) * q
             receipt = self.ledger.get(f"h/{number}") or (yield from self._iterate(number, values, rank))
-            remove(self._state("w", number))
+            for kind in ("w", "right", "a", "gram"):
+                remove(self._state(kind, number))
             remove(self._state("factors", number - 1))
             history.append({"iteration": number, "objective": receipt["objective"]})
             if number > 1 and history[-2]["objective"] - receipt["objective"] <= p.tol * receipt["objective"]:
@@ -139,43 +143,53 @@ class CPLSTRun:
             Panels(str(scratch / kind), n, self._sizes.col_ranges)
             for kind, n in (("a", d.n_samples), ("sums", d.n_labels))
         )
-        jobs = [
-            ProjectJob(learned, f"a/{number}", cols, w, scores, self._sizes.parts, self._holding, sums)
-            for cols in self._sizes.col_ranges
-        ]
+        of_a = Projection(
+            learned, number, w, scores, sums, self._sizes.parts, self._holding, scratch, self.work / "state"
+        )
         words = f"solving for H, {words}"
-        projected = yield Phase(f"{name}, A", jobs, words, (ends[1], ends[2]), kept=False)
-        grams = gram_jobs(learned, f"gram/{number}", d.n_samples, scores, scratch)
-        yield Phase(f"{name}, A^T A", grams, words, (ends[2], ends[2]), kept=False)
+        positives = yield from of_a.project(Phase(f"{name}, A", (), words, (ends[1], ends[2])), self.ledger)
+        grams = yield from of_a.gram(Phase(f"{name}, A^T A", (), words, (ends[2], ends[2])))
         turn = TurnJob(
-            f"h/{number}", tuple(gram.out for gram in grams), sums, projected[0]["positives"], w, rank,
+            f"h/{number}", tuple(gram.out for gram in grams), sums, positives, w, rank,
             str(self._state("factors", number) / "all"),
         )  # fmt: skip
         return (yield Phase(f"{name}, H", [turn], words, (ends[2], ends[3])))[0]
 
     def _solved(self, number: int, values: tuple[float, ...], phase: Phase) -> Generator[Phase, list[Receipt], Dense]:
         """W by the normal equations."""
-        learned, scratch, col_ranges = self._learned, self._scratch, self._sizes.col_ranges
-        n_inputs, h, name = learned.n_inputs(), self._factor(number - 1, "H"), f"w/{number}"
-        rights = [
-            NormalJob(learned, f"right/{number}", cols, h, str(scratch / f"right-{cols[0]}.npy")) for cols in col_ranges
-        ]
-        if self.ledger.get(name) is None:
+        n_inputs, h, key = self._learned.n_inputs(), self._factor(number - 1, "H"), f"w/{number}"
+        X, Y, rights = self.dataset.X_rows(), self.dataset.Y_rows(), tuple[str, ...]()
+        if self.ledger.get(key) is None:
             if not self._grams:
-                columns = min(COLUMNS, max(last - first for first, last in col_ranges))
+                columns = min(COLUMNS, max(last - first for first, last in self._sizes.col_ranges))
                 ranges = even_ranges(n_inputs, -(-n_inputs // columns))
-                jobs = [
-                    NormalJob(learned, "normal", cols, None, str(scratch / f"normal-{cols[0]}.npy")) for cols in ranges
-                ]
-                yield Phase("X^T X", jobs, "multiplying the features with each other", phase.span, kept=False)
-                self._grams = tuple(job.out for job in jobs)
-            yield Phase(f"{phase.name}, X^T Y H", rights, phase.words, phase.span, kept=False)
+                words = "multiplying the features with each other"
+                once = replace(phase, name="X^T X", words=words, unit="", number=0)
+                self._grams = yield from self._summed("normal", 0, ranges, None, 2 * X.nnz * n_inputs, once)
+            work = 2 * sparse_work(X.nnz + Y.nnz, len(values))
+            each = replace(phase, name=f"{phase.name}, X^T Y H", unit="", number=0)
+            rights = yield from self._summed("right", number, self._sizes.col_ranges, h, work, each)
         solve = NormalSolveJob(
-            name, self.parameters.lam, self._grams, tuple(job.out for job in rights), values,
-            str(self._state("w", number) / "all"),
-        )  # fmt: skip
-        yield Phase(phase.name, [solve], phase.words, phase.span, unit=phase.unit, number=phase.number)
-        return solve.found(n_inputs)
+            key, n_inputs, self.parameters.lam, self._grams, rights, values, str(self._state("w", number) / "all")
+        )
+        yield replace(phase, jobs=[solve])
+        return solve.found
+
+    def _summed(
+        self, what: str, number: int, col_ranges: Sequence[ColumnRange], labels: Dense | None, work: int, phase: Phase
+    ) -> Generator[Phase, list[Receipt], tuple[str, ...]]:
+        """Packs of sums over the rows. They are kept, by pieces of the rows, where they are more work than a stop may lose."""
+        n, long = self.dataset.n_samples, pieces_of(work) > 1
+        folder = self._state(what, number) if long else self._scratch / what
+        begun = ("",) * len(col_ranges)
+        for rows in row_pieces(n, _APART * work // len(col_ranges) if long else 0, BLOCK):
+            jobs = [
+                NormalJob(self._learned, f"{what}/{number}", cols, labels, rows, before, folder, long)
+                for cols, before in zip(col_ranges, begun, strict=True)
+            ]
+            yield replace(phase, jobs=jobs, kept=long)
+            begun = tuple(job.out for job in jobs)
+        return begun
 
     def _descended(
         self, number: int, values: tuple[float, ...], phase: Phase
@@ -187,5 +201,5 @@ class CPLSTRun:
             self._sizes.parts, self._sizes.row_bytes, self._holding,
         )  # fmt: skip
         jobs = self._sizes.ridges(whole, f"w/{number}", self._inner, self._state("w", number))
-        yield from solve_ridges(jobs, self._sizes.products, phase, self.ledger, self._scratch)
+        yield from solve_ridges(jobs, self._sizes.products, phase, self.ledger, self._scratch, self._sizes.every)
         return SideBySide(tuple(job.found for job in jobs))

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from xmc_stream.factors.factors import Dense, Factor, Panels
 from xmc_stream.factors.products import BLOCK, Learned, held_out_metrics
 from xmc_stream.lowrank.known_pairs import AllPairs, GivenPairs, counted, dense_labels, given, loss_units
-from xmc_stream.lowrank.newton import run_alone, trust_region
+from xmc_stream.lowrank.newton import Newton, run_alone, trust_region
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, solve_gram
 from xmc_stream.lowrank.steps import write_factors
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.packing import new_pack
+from xmc_stream.store.packs import pack_damage
 from xmc_stream.system.blas import one_blas_thread
 
 LABELS = 128  # that the H step solves for at a time where all pairs count: fixed, as `BLOCK` is
@@ -30,7 +32,8 @@ GRAMS = 1 << 22  # entries of r x r matrices of labels that are solved for at a 
 class LabelsJob:
     """The H step over pairs, of labels [first, last): with A fixed, each h_k is a problem of r variables by itself.
 
-    Squared loss: solved; else trust-region Newton. A label without a pair gets 0. Writes its lines of H.
+    Squared loss: solved; else trust-region Newton. A label without a pair gets 0. Writes its lines of H into a pack of the
+    folder. every: products, after which the Newton method is kept, in another pack; 0: nothing is durable.
     """
 
     learned: Learned
@@ -41,12 +44,27 @@ class LabelsJob:
     last: int
     before: Factor
     scores: Panels
-    out: Panels
+    folder: str
+    every: int
 
     @property
     def key(self) -> str:
         """What for, and labels."""
-        return f"{self.name}/{self.first}"
+        return f"{self.name}/{self._range}"
+
+    @property
+    def _range(self) -> str:
+        return f"{self.first}-{self.last}"
+
+    @property
+    def found(self) -> Factor:
+        """Its lines of H."""
+        return Factor(f"{self.folder}/{self._range}/H", self.parameters.rank, self.last - self.first)
+
+    @property
+    def begun(self) -> Path:
+        """Where the Newton method is."""
+        return Path(self.folder) / f"{self._range}.begun"
 
     def run(self) -> Receipt:
         """Solve; the receipt has the losses' sum and lam/2 ||H||^2, in units."""
@@ -61,8 +79,11 @@ class LabelsJob:
                 f = run_alone(problem.value(h))
             else:
                 h[problem.n_pairs == 0] = 0
-                h, f, _ = run_alone(trust_region(problem, h, p.newton, p.cg, p.cg_tol))
-        self.out.write((0, p.rank), self.first, h.astype(np.float32))
+                begun = Newton.read(self.begun) if self.begun.exists() and not pack_damage(self.begun) else None
+                h, f, _ = run_alone(trust_region(problem, h, p.newton, p.cg, p.cg_tol, begun=begun))
+        with new_pack(Path(self.folder) / self._range, durable=self.every > 0) as pack:
+            pack.write("H", h.astype(np.float32).ravel())
+        self.begun.unlink(missing_ok=True)
         return {"units": loss_units(f), "bytes_read": pairs.bytes_read}
 
 
@@ -148,6 +169,19 @@ class _Labels:
         return np.asarray(total)
         yield
 
+    def stand(self, w: Array) -> Generator[Any, Any, None]:
+        """As `gradient` leaves it."""
+        self._at = w.astype(np.float32)
+        return
+        yield
+
+    def keep(self, at: Newton) -> Generator[Any, Any, None]:
+        """A pack, now and then."""
+        if self._job.every and at.products % self._job.every == 0:
+            at.write(self._job.begun)
+        return
+        yield
+
     def solve(self) -> Array:
         """h_k = (sum_i a_i a_i^T + lam I)^-1 sum_i y_ik a_i over the pairs of label k, some labels at a time."""
         r, lam = self._at.shape[1], self._job.lam
@@ -192,7 +226,7 @@ class AlternationJob:
     name: str
     lam: float
     w: Dense
-    h: Panels
+    h: Dense
     scores: Panels
     losses: float
     h_square: float

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.factors.factors import FACTORS, Factor, Panels, SideBySide
+from xmc_stream.factors.factors import FACTORS, Dense, Factor, Panels, SideBySide, Stacked
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import (
     ROW_BYTES,
@@ -23,16 +23,17 @@ from xmc_stream.factors.products import (
     csr,
     times,
 )
-from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.kernels.products import add_transposed
+from xmc_stream.lowrank.by_rows import solve_ridges
 from xmc_stream.lowrank.h_step import AlternationJob, LabelsJob
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.plan import plan_lowrank
-from xmc_stream.lowrank.ridge import Ridges, solve_ridges
+from xmc_stream.lowrank.projected import Projection
+from xmc_stream.lowrank.ridge import Ridges
 from xmc_stream.lowrank.scale import ScaleJob
-from xmc_stream.lowrank.steps import FactorsJob, ModelJob, StartJob, gram_jobs
+from xmc_stream.lowrank.steps import FactorsJob, ModelJob, StartJob
 from xmc_stream.lowrank.w_step import WStep, WStepJob
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.metrics import average_auc
@@ -241,26 +242,40 @@ class LEMLRun:
         phase = Phase(
             f"{name}, W", (), self._words(step, "W"), self._span(step, 0.0, 0.5), unit="alternation", number=number
         )
-        steps = yield from solve_ridges(solves, self._sizes.products, phase, self.ledger, self._scratch)
+        steps = yield from solve_ridges(
+            solves, self._sizes.products, phase, self.ledger, self._scratch, self._sizes.every
+        )
         parts = SideBySide(tuple(job.found for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
-        projections = [
-            ProjectJob(learned, f"a/{number}", cols, parts, scores, self._sizes.parts, self._holding, sums)
-            for cols in self._sizes.col_ranges
-        ]
-        projected = yield Phase(
-            f"{name}, A", projections, self._words(step, "H"), self._span(step, 0.5, 0.7), kept=False
-        )
-        grams = gram_jobs(learned, f"gram/{number}", d.n_samples, scores, self._scratch)
-        yield Phase(f"{name}, A^T A", grams, self._words(step, "H"), self._span(step, 0.7, 0.9), kept=False)
+        of_a, words = self._projection(step, parts, scores, sums), self._words(step, "H")
+        positives = yield from of_a.project(Phase(f"{name}, A", (), words, self._span(step, 0.5, 0.7)), self.ledger)
+        grams = yield from of_a.gram(Phase(f"{name}, A^T A", (), words, self._span(step, 0.7, 0.9)))
         job = FactorsJob(
             learned, f"h/{number}", step.lam, tuple(gram.out for gram in grams), sums, scores,
-            projected[0]["positives"], h, tuple(before["values"]), parts, self._panels("h", d.n_labels, whole=True), str(out),
+            positives, h, tuple(before["values"]), parts, self._panels("h", d.n_labels, whole=True), str(out),
             max(solved["steps"] for solved in steps), p.criterion,
         )  # fmt: skip
-        receipt = (yield Phase(f"{name}, H", [job], self._words(step, "H"), self._span(step, 0.9, 1.0)))[0]
-        remove(w)
+        receipt = (yield Phase(f"{name}, H", [job], words, self._span(step, 0.9, 1.0)))[0]
+        self._clear(number)
         return receipt
+
+    def _projection(self, step: Alternation, w: Dense, scores: Panels, sums: Panels | None) -> Projection:
+        return Projection(
+            step.learned,
+            step.number,
+            w,
+            scores,
+            sums,
+            self._sizes.parts,
+            self._holding,
+            self._scratch,
+            self.work / "state",
+        )
+
+    def _clear(self, number: int) -> None:
+        """Remove what an alternation kept on its way."""
+        for kind in ("w", "a", "gram", "labels"):
+            remove(self._state(kind, number))
 
     def _step(self, step: Alternation, before: Receipt) -> Generator[Phase, list[Receipt], Receipt]:
         """Both half-steps over pairs."""
@@ -269,7 +284,7 @@ class LEMLRun:
         previous = self._factor(step.start, "W") if step.start else None
         of_w = WStep(
             learned, f"w/{number}", f"{name}, W", number, p, step.lam, self._sizes.col_ranges, self._sizes.rows, h, previous,
-            str(self._scratch), self._sizes.parts, self._holding,
+            str(self._scratch), self._sizes.parts, self._holding, str(w.parent), self._sizes.every,
         )  # fmt: skip
         solved = self.ledger.get(of_w.name)
         if self._sizes.small:
@@ -277,26 +292,26 @@ class LEMLRun:
             words, span = self._words(step, "W"), self._span(step, 0.0, 0.6)
             solved = (yield Phase(f"{name}, W", alone, words, span, unit="alternation", number=number))[0]
         elif solved is None:
-            receipt = yield from of_w.loop()
+            receipt = yield from of_w.loop(self.ledger)
             solved = (yield Phase(f"{name}, W", [WStepJob(of_w, str(w), receipt)], self._words(step, "W")))[0]
         found, scores = Factor(str(w / "W"), p.rank, learned.n_inputs()), self._panels("a", d.n_samples)
-        projections = [
-            ProjectJob(learned, f"a/{number}", cols, found, scores, self._sizes.parts, self._holding)
-            for cols in self._sizes.col_ranges
-        ]
-        words = self._words(step, "H")
-        yield Phase(f"{name}, A", projections, words, self._span(step, 0.6, 0.7), kept=False)
-        lines = self._panels("h", d.n_labels, whole=True)
+        of_a, words = self._projection(step, found, scores, None), self._words(step, "H")
+        yield from of_a.project(Phase(f"{name}, A", (), words, self._span(step, 0.6, 0.7)), self.ledger)
+        long = self._sizes.labels_every > 0
+        folder = self._state("labels", number) if long else self._scratch / "labels"
         jobs = [
-            LabelsJob(learned, f"labels/{number}", p, step.lam, first, last, h, scores, lines)
+            LabelsJob(
+                learned, f"labels/{number}", p, step.lam, first, last, h, scores, str(folder), self._sizes.labels_every
+            )
             for first, last in self._sizes.labels
         ]
-        receipts = yield Phase(f"{name}, H", jobs, words, self._span(step, 0.7, 0.95), kept=False)
+        receipts = yield Phase(f"{name}, H", jobs, words, self._span(step, 0.7, 0.95), kept=long)
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
+        lines = Stacked(tuple(job.found for job in jobs))
         job = AlternationJob(
             learned, f"h/{number}", step.lam, found, lines, scores, losses, math.fsum(before["values"]), solved,
             str(self._state("factors", number) / "all"), p.criterion,
         )  # fmt: skip
         receipt = (yield Phase(f"{name}, store", [job], words, self._span(step, 0.95, 1.0)))[0]
-        remove(w.parent)
+        self._clear(number)
         return receipt

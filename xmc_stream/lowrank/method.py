@@ -68,12 +68,12 @@ class _LowRankMethod(Method):
         return LEMLWarmUp()
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
-        """W steps can be done again; of factors only those that a run begins from."""
+        """Of factors only those that a run begins from can be made again; all else can."""
         kind, name = folder.parts[-2:]
         what, _, number = kind.partition("-")
-        if what == "w":
-            return f"w/{number}" if name == "all" else f"w/{number}/{name}"
-        return "start" if (what, number) == ("factors", "0") else None
+        if what == "factors" or not number.isdecimal():
+            return "start" if kind == "factors-0" else None
+        return f"{what}/{number}" if name == "all" else f"{what}/{number}/{name.replace('.', '/')}"
 
     def summary(self, report: Mapping[str, Any]) -> list[str]:
         """Rank, lam, the best round, metrics of held-out rows."""

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.lowrank.solver import Array, column_dots
+from xmc_stream.store.chunks import open_array
+from xmc_stream.store.packing import new_pack
 
 _SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
 _POOR, _FAIR, _GOOD = 1e-4, 0.25, 0.75  # actual over predicted decrease
 _LANES = 16  # sums of a long dot product
 
 
+def _nothing() -> Array:
+    return np.empty(0)
+
+
 class Problem(Protocol):
     """Independent problems, one a line of an array, for `trust_region`. Methods are generators: they may wait for others.
 
     `gradient` is asked at the point that `value` was last asked at, or at one that mixes its lines with earlier ones;
-    `hessian` is the product at the point that `gradient` was last asked at.
+    `hessian` is the product at the point that `gradient`, or `stand`, was last asked at.
     """
 
     def value(self, w: Array) -> Generator[Any, Any, NDArray[np.float64]]:
@@ -34,6 +42,71 @@ class Problem(Protocol):
         """The product of each line's Hessian with that of s."""
         ...
 
+    def stand(self, w: Array) -> Generator[Any, Any, None]:
+        """Go to a point at which an earlier session asked for the gradient."""
+        ...
+
+    def keep(self, at: Newton) -> Generator[Any, Any, None]:
+        """Called after each product: keep where the method is, if that is worth it."""
+        ...
+
+
+@dataclass
+class Newton:
+    """Where the method is. w, f, g: point, objectives, gradients; norm, first: of the gradients, now and at the beginning;
+
+    radius: of the trust regions; steps: taken; products: with Hessians. Of the conjugate gradients of the next step: s,
+    residual -g - Hessian s, direction; square of the residual's length; enough: where it ends; going: which go on; inner: steps
+    taken, -1 before they begin.
+    """
+
+    w: Array
+    f: Array
+    g: Array
+    norm: Array
+    first: Array
+    radius: Array
+    steps: int = 0
+    products: int = 0
+    s: Array = field(default_factory=_nothing)
+    residual: Array = field(default_factory=_nothing)
+    direction: Array = field(default_factory=_nothing)
+    square: Array = field(default_factory=_nothing)
+    enough: Array = field(default_factory=_nothing)
+    going: Array = field(default_factory=_nothing)
+    inner: int = -1
+
+    def begin(self, going: NDArray[np.bool_], tol: float) -> None:
+        """Conjugate gradients for the next step, from s = 0."""
+        self.s, self.residual = np.zeros_like(self.g), -self.g
+        self.direction = self.residual.copy()
+        self.square = _dots(self.residual, self.residual)
+        self.enough, self.going, self.inner = tol * tol * self.square, going & (self.square > 0), 0
+
+    def end(self) -> None:
+        """The step is taken, or not."""
+        self.s, self.residual, self.direction, self.inner = _nothing(), _nothing(), _nothing(), -1
+        self.steps += 1
+
+    def write(self, path: Path) -> None:
+        """Into a pack, durably."""
+        with new_pack(path) as pack:
+            for of in fields(self):
+                values = np.ravel(getattr(self, of.name))
+                pack.write(of.name, values.astype(np.uint8) if values.dtype == np.bool_ else values)
+
+    @classmethod
+    def read(cls, path: Path) -> Newton:
+        """What was written."""
+        values: dict[str, Any] = {}
+        for of in fields(cls):
+            array = open_array(path / of.name)
+            values[of.name] = array.read(0, array.size)
+        n = len(values["f"])
+        lines = {name: values[name].reshape(n, -1) for name in ("w", "g", "s", "residual", "direction")}
+        numbers = {name: int(values[name][0]) for name in ("steps", "products", "inner")}
+        return cls(**{**values, **lines, **numbers, "going": values["going"].astype(np.bool_)})
+
 
 def _dots(left: Array, right: Array) -> NDArray[np.float64]:
     """left[i] . right[i] of each line i, in float64."""
@@ -46,43 +119,56 @@ def _dots(left: Array, right: Array) -> NDArray[np.float64]:
 
 
 def trust_region(
-    problem: Problem, w: Array, newton: int, cg: int, cg_tol: float, quadratic: bool = False
+    problem: Problem,
+    w: Array,
+    newton: int,
+    cg: int,
+    cg_tol: float,
+    quadratic: bool = False,
+    begun: Newton | None = None,
 ) -> Generator[Any, Any, tuple[Array, NDArray[np.float64], int]]:
     """Minimise by trust-region Newton steps (Lin, Weng, Keerthi 2008), each found by conjugate gradients.
 
     w (problems x dimensions): where to begin. newton, cg: steps, at most; cg_tol: see `LEMLParameters`. quadratic: one
-    step without a bound. Returns w, the objectives, and the products with Hessians that were taken. No objective rises.
+    step without a bound. begun: what `Problem.keep` was given, to go on from. Returns w, the objectives, and the products with
+    Hessians that were taken. No objective rises.
     """
-    f = yield from problem.value(w)
-    g = yield from problem.gradient(w)
-    norm = np.sqrt(_dots(g, g))
-    first_norm, radius = norm, np.full(len(w), np.inf) if quadratic else norm.copy()
-    products = 0
-    for step in range(1 if quadratic else newton):
-        going = norm > 1e-6 * np.maximum(first_norm, 1e-30)
+    most = 1 if quadratic else newton
+    if begun is None:
+        f = yield from problem.value(w)
+        g = yield from problem.gradient(w)
+        norm = np.sqrt(_dots(g, g))
+        at = Newton(w, f, g, norm, norm, np.full(len(w), np.inf) if quadratic else norm.copy())
+    else:
+        at = begun
+        yield from problem.stand(at.w)
+    while at.steps < most:
+        going = at.norm > 1e-6 * np.maximum(at.first, 1e-30)
         if not going.any():
             break
-        s, residual, n = yield from _bounded_cg(problem, g, radius, going, cg, cg_tol)
-        products += n
-        slope, length = _dots(g, s), np.sqrt(_dots(s, s))
-        predicted = -0.5 * (slope - _dots(s, residual))
-        candidate = w + s
+        if at.inner < 0:
+            at.begin(going, cg_tol)
+        yield from _bounded_cg(problem, at, cg)
+        slope, length = _dots(at.g, at.s), np.sqrt(_dots(at.s, at.s))
+        predicted = -0.5 * (slope - _dots(at.s, at.residual))
+        candidate = at.w + at.s
         f_new = yield from problem.value(candidate)
-        actual = f - f_new
-        if step == 0 and not quadratic:
-            radius = np.minimum(radius, length)
+        actual = at.f - f_new
+        if at.steps == 0 and not quadratic:
+            at.radius = np.minimum(at.radius, length)
         taken = going & (predicted > 0) & (actual > (0.0 if quadratic else _POOR * predicted))
         if not quadratic:
-            radius = _new_radius(radius, length, slope, actual, predicted, going)
+            at.radius = _new_radius(at.radius, length, slope, actual, predicted, going)
+        at.end()
         if taken.any():
-            w = candidate if taken.all() else np.where(taken[:, None], candidate, w)
-            f = np.where(taken, f_new, f)
-            if step + 1 < (1 if quadratic else newton):
-                g = yield from problem.gradient(w)
-                norm = np.sqrt(_dots(g, g))
-        elif (radius[going] < 1e-12 * np.sqrt(_dots(w, w))[going]).all():
+            at.w = candidate if taken.all() else np.where(taken[:, None], candidate, at.w)
+            at.f = np.where(taken, f_new, at.f)
+            if at.steps < most:
+                at.g = yield from problem.gradient(at.w)
+                at.norm = np.sqrt(_dots(at.g, at.g))
+        elif (at.radius[going] < 1e-12 * np.sqrt(_dots(at.w, at.w))[going]).all():
             break
-    return w, f, products
+    return at.w, at.f, at.products
 
 
 def _new_radius(
@@ -100,25 +186,17 @@ def _new_radius(
     return np.where(going, chosen, radius)
 
 
-def _bounded_cg(
-    problem: Problem, g: Array, radius: NDArray[np.float64], going: NDArray[np.bool_], most: int, tol: float
-) -> Generator[Any, Any, tuple[Array, Array, int]]:
-    """Conjugate gradients for Hessian s = -g until the residual is tol of g, or s leaves the trust region (Steihaug).
-
-    Returns s, the residual -g - Hessian s, and the products taken.
-    """
-    s, residual = np.zeros_like(g), -g
-    direction = residual.copy()
-    square = _dots(residual, residual)
-    enough, going = tol * tol * square, going & (square > 0)
-    for step in range(most):
-        going = going & (square > enough)
+def _bounded_cg(problem: Problem, at: Newton, most: int) -> Generator[Any, Any, None]:
+    """Conjugate gradients for Hessian s = -g until the residual is small enough, or s leaves the trust region (Steihaug)."""
+    radius = at.radius
+    while at.inner < most:
+        going = at.going & (at.square > at.enough)
         if not going.any():
-            return s, residual, step
-        image = yield from problem.hessian(direction)
-        curvature = _dots(direction, image)
-        alpha = np.where(going & (curvature > 0), square / np.where(curvature > 0, curvature, 1.0), 0.0)
-        sd, dd, ss = _dots(s, direction), _dots(direction, direction), _dots(s, s)
+            return
+        image = yield from problem.hessian(at.direction)
+        curvature = _dots(at.direction, image)
+        alpha = np.where(going & (curvature > 0), at.square / np.where(curvature > 0, curvature, 1.0), 0.0)
+        sd, dd, ss = _dots(at.s, at.direction), _dots(at.direction, at.direction), _dots(at.s, at.s)
         left = np.where(np.isfinite(radius), radius * radius, np.inf) - ss
         out = going & ((ss + 2 * alpha * sd + alpha * alpha * dd > radius * radius) | (curvature <= 0))
         with np.errstate(invalid="ignore"):
@@ -127,17 +205,19 @@ def _bounded_cg(
             sd >= 0, np.maximum(left, 0.0) / np.maximum(sd + root, 1e-300), (root - sd) / np.where(dd > 0, dd, 1.0)
         )
         alpha = np.where(out, edge, alpha)
-        factors = alpha.astype(g.dtype)[:, None]
-        s += factors * direction
+        factors = alpha.astype(at.g.dtype)[:, None]
+        at.s += factors * at.direction
         image *= factors
-        residual -= image
-        after = _dots(residual, residual)
-        going = going & ~out
-        beta = np.where(going, after / np.where(square > 0, square, 1.0), 0.0).astype(g.dtype)[:, None]
-        direction *= beta
-        direction += residual
-        square = np.where(going, after, square)
-    return s, residual, most
+        at.residual -= image
+        after = _dots(at.residual, at.residual)
+        at.going = going & ~out
+        beta = np.where(at.going, after / np.where(at.square > 0, at.square, 1.0), 0.0).astype(at.g.dtype)[:, None]
+        at.direction *= beta
+        at.direction += at.residual
+        at.square = np.where(at.going, after, at.square)
+        at.inner += 1
+        at.products += 1
+        yield from problem.keep(at)
 
 
 def run_alone(steps: Generator[Any, Any, Any]) -> Any:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import ColumnRange, Dense, Factor, new_factors
 from xmc_stream.factors.products import Learned, blocks, csr, times
+from xmc_stream.lowrank.kept import read_sum, write_sum
 from xmc_stream.lowrank.solver import solve_gram
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.system.blas import one_blas_thread
@@ -32,33 +33,46 @@ def normal_bytes(n_inputs: int, columns: int) -> int:
 
 @dataclass(frozen=True)
 class NormalJob:
-    """Columns of X^T X; or, with labels, of X^T Y H. All rows, one after another, in float64."""
+    """Columns of X^T X; or, with labels, of X^T Y H. Row after row, in float64, into a pack.
+
+    begun: the pack of the rows before these, whose sums go on; "" for none. durable: as of `new_pack`.
+    """
 
     learned: Learned
     name: str
     cols: ColumnRange
     labels: Dense | None
-    out: str
+    rows: tuple[int, int]
+    begun: str
+    folder: Path
+    durable: bool
 
     @property
     def key(self) -> str:
-        """What for, and columns."""
-        return f"{self.name}/{self.cols[0]}"
+        """What for, columns and rows."""
+        return f"{self.name}/{self._ranges}"
+
+    @property
+    def _ranges(self) -> str:
+        return "-".join(str(end) for end in (*self.cols, *self.rows))
+
+    @property
+    def out(self) -> str:
+        """The pack."""
+        return str(self.folder / self._ranges)
 
     def run(self) -> Receipt:
         """Sum and write."""
         learned, dataset, width = self.learned, self.learned.dataset(), self.cols[1] - self.cols[0]
         X, Y = dataset.X_rows(), dataset.Y_rows()
-        total = np.zeros((learned.n_inputs(), width))
+        total = read_sum(self.begun, learned.n_inputs()) if self.begun else np.zeros((learned.n_inputs(), width))
         h = None if self.labels is None else self.labels.take(self.cols)[:, :width].astype(np.float64)
-        for x, *ys in blocks(X, *([] if h is None else [Y])):
+        for x, *ys in blocks(X, *([] if h is None else [Y]), rows=self.rows):
             right = self._columns(*csr(x)) if h is None else times(ys[0], h)
             learned.add_transposed(x, right, total)
-        np.save(self.out, total)
-        return {
-            "passes": width / (total.shape[0] if self.labels is None else self.labels.columns),
-            "bytes_read": X.bytes_read,
-        }
+        write_sum(Path(self.out), total, self.durable)
+        share = width / (total.shape[0] if self.labels is None else self.labels.columns)
+        return {"passes": share * (self.rows[1] - self.rows[0]) / X.n_lines, "bytes_read": X.bytes_read}
 
     def _columns(
         self, indptr: NDArray[np.int64], indices: NDArray[np.int64], values: NDArray[np.float32]
@@ -79,6 +93,7 @@ class NormalSolveJob:
     """W of the normal equations. grams, right: what `NormalJob` wrote, in the order of columns; values: v_c."""
 
     name: str
+    n_inputs: int
     lam: float
     grams: tuple[str, ...]
     right: tuple[str, ...]
@@ -92,8 +107,8 @@ class NormalSolveJob:
 
     def run(self) -> Receipt:
         """Solve and write."""
-        gram, right = (np.concatenate([np.load(file) for file in files], axis=1) for files in (self.grams, self.right))
         values = np.array(self.values)
+        gram, right = (self._side_by_side(files) for files in (self.grams, self.right))
         right *= np.where(values > 0, 1 / np.where(values > 0, values, 1.0), 0.0)
         gram[np.diag_indices_from(gram)] += self.lam
         scale = 1 / np.sqrt(gram.diagonal())
@@ -106,6 +121,10 @@ class NormalSolveJob:
             writers["W"].append(np.ascontiguousarray(w, np.float32).ravel())
         return {"steps": 1}
 
-    def found(self, n_inputs: int) -> Factor:
+    def _side_by_side(self, files: tuple[str, ...]) -> NDArray[np.float64]:
+        return np.concatenate([read_sum(file, self.n_inputs) for file in files], axis=1)
+
+    @property
+    def found(self) -> Factor:
         """W."""
-        return Factor(f"{self.out}/W", len(self.values), n_inputs)
+        return Factor(f"{self.out}/W", len(self.values), self.n_inputs)

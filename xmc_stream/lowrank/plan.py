@@ -24,6 +24,7 @@ from xmc_stream.factors.products import (
 )
 from xmc_stream.kernels.lines import CACHE_LINE, lanes
 from xmc_stream.lowrank.h_step import LABELS
+from xmc_stream.lowrank.kept import h_work, most_products, pair_work, pieces_of, sparse_work, steps_within
 from xmc_stream.lowrank.normal import normal_bytes
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts
@@ -42,7 +43,8 @@ class LowRankPlan:
     """col_ranges: of columns, a job each; rows, labels: of a job over pairs; small: whether a W step is one job. parts: of the
 
     rows, which sums over all pairs are taken in; products: see `solve_ridges`; row_bytes: of X in a row block of a W step;
-    held: bytes of a part, and of a process, see `Holding`.
+    held: bytes of a part, and of a process, see `Holding`. every: products of a W step from one that is kept to the next;
+    labels_every: the same of a job over labels, 0 where a stop may lose all of an H step.
     """
 
     col_ranges: tuple[ColumnRange, ...]
@@ -53,6 +55,8 @@ class LowRankPlan:
     products: tuple[ColumnRange, ...]
     row_bytes: int = ROW_BYTES
     held: tuple[int, int] = (0, 0)
+    every: int = 0
+    labels_every: int = 0
 
     def ridges(self, whole: Ridges, name: str, p: LEMLParameters, out: Path) -> list[RidgeJob]:
         """The jobs of a W step."""
@@ -137,14 +141,17 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
     width = _width(plan, dataset, p, kept)
     if (n_ranges := -(-r // width)) > at_once:  # none waits for the last
         width = -(-r // (-(-n_ranges // at_once) * at_once))
-    n, k, pairs = dataset.n_samples, dataset.n_labels, dataset.n_samples * dataset.n_labels
+    n, k, pairs = dataset.n_samples, dataset.n_labels, _pairs(dataset, p)
     n_blocks = -(-n // BLOCK)
+    every, of_labels = _every(dataset, p), h_work(pairs, p)
     labels = tuple((first, min(first + LABELS, k)) for first in range(0, k, LABELS))
     if p.observed == "given":
-        pairs = dataset.observed_rows().nnz
-        labels = _given_labels(plan, dataset, jobs_worth(4 * at_once, pairs * r, n * r))  # each reads A
+        worth = jobs_worth(4 * at_once, pairs * r, n * r)  # each reads A
+        labels = _given_labels(plan, dataset, max(worth, pieces_of(at_once * of_labels)))
+    alone = at_once * of_labels // (len(labels) * most_products(p))
+    labels_every = 0 if pieces_of(of_labels) == 1 else steps_within(alone)
     rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))
-    small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL
+    small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL and every > most_products(p)
     small = small and sum(lowrank_needs(plan, dataset, p, r).values()) <= plan.budget
     col_ranges = column_ranges(r, r if small and not p.closed else width)
     width, of_rows = _widest(col_ranges), row_parts(dataset)
@@ -154,7 +161,18 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
     row_bytes = _row_bytes(plan, dataset, lanes(max(width, wide)), needs) if p.closed else ROW_BYTES
     room, parts = needs["rows"], len(of_rows)
     held = room if room == kept else room // (-(-parts // plan.processes) if products else parts), room
-    return LowRankPlan(col_ranges, rows, labels, small, of_rows, products, row_bytes, held)
+    return LowRankPlan(col_ranges, rows, labels, small, of_rows, products, row_bytes, held, every, labels_every)
+
+
+def _pairs(dataset: Dataset, p: LEMLParameters) -> int:
+    """That count."""
+    return dataset.observed_rows().nnz if p.observed == "given" else dataset.n_samples * dataset.n_labels
+
+
+def _every(dataset: Dataset, p: LEMLParameters) -> int:
+    """Products of a W step that a stop may lose."""
+    work = 2 * sparse_work(dataset.X_rows().nnz, p.rank)
+    return steps_within(work if p.closed else work + pair_work(_pairs(dataset, p), p.rank))
 
 
 def _width(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, kept: int) -> int:
@@ -184,16 +202,18 @@ def _products(
 ) -> tuple[ColumnRange, ...]:
     """Columns of a job of a W step's product by rows (see `solve_ridges`): all of them, or where all rows stay in memory, as
 
-    few ranges as leave no thread without a job. None where the step is better done by columns: on one thread, on small data.
+    few ranges as leave no thread without a job. None where the step is better done by columns: on one thread, or where sums
+    have one part. But a step of which a stop may not lose all goes by rows, with the columns of jobs by columns if need be.
     """
     at_once, parts = plan.threads * plan.processes, len(row_parts(dataset))
-    if parts == 1 or at_once == 1:
+    long = not p.direct and _every(dataset, p) <= p.cg
+    if (parts == 1 or at_once == 1) and not long:
         return ()
-    for n in (-(-at_once // parts), 1):
-        runs = even_ranges(len(col_ranges), n)
+    ways = [even_ranges(len(col_ranges), n) for n in (-(-at_once // parts), 1)]
+    for runs in ways[: 1 if parts == 1 else 2] + [even_ranges(len(col_ranges), len(col_ranges))] * long:
         products = tuple((col_ranges[first][0], col_ranges[last - 1][1]) for first, last in runs)
         needs = lowrank_needs(plan, dataset, p, _widest(col_ranges), _widest(products))
-        if sum(needs.values()) <= plan.budget and (needs["rows"] == kept or n == 1):
+        if sum(needs.values()) <= plan.budget and (needs["rows"] == kept or runs is not ways[0] or len(runs) == 1):
             return products
     return ()
 

@@ -11,13 +11,13 @@ Sums over rows are taken in parts that the data decide (`row_parts`) and added i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.factors.factors import LINES, ColumnRange, Dense, Factor, Panels, new_factors
+from xmc_stream.factors.factors import ColumnRange, Dense, Factor, new_factors
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding, Pair, held_or_read
 from xmc_stream.factors.products import (
     BLOCK,
@@ -28,18 +28,15 @@ from xmc_stream.factors.products import (
     times,
 )
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
-from xmc_stream.lowrank.solver import Array, Progress, solve_columns
-from xmc_stream.runtime.job import Ledger, Phase, Receipt
+from xmc_stream.lowrank.solver import Array, solve_columns
+from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 
 _LARGE = 1 << 24  # entries of X, from which on its sums are taken in parts
 _PART = 128  # entries of a part for each feature, at least: to add its D x c sum takes a fiftieth of making it
 _PARTS = 8  # at most
-_STEPPING = 0.1  # of the time of a product and its step, that the step takes
 
 Rows = tuple[int, int]
 
@@ -188,257 +185,3 @@ class RidgeJob:
                 writers["W"].append(w[first : first + BLOCK, : ridges.width].ravel())
         share = ridges.width / ridges.labels.columns
         return {"steps": steps, "passes": passes * share, "bytes_read": X.bytes_read + Y.bytes_read}
-
-
-@dataclass(frozen=True)
-class PartJob:
-    """The sum of a part of the rows, of a product with the Hessians, lam S included in the first part.
-
-    number: of the product, from 1 on; 0: of X^T (Y H - X W v) - lam W, W being the one to begin from. source: S. old: the
-    sum of the product before, whose place it takes.
-    """
-
-    ridges: Ridges
-    name: str
-    number: int
-    part: int
-    source: Panels
-    old: Panels
-    out: Panels
-
-    @property
-    def key(self) -> str:
-        """Alternation, product, part and columns."""
-        return f"{self.name}/{self.number}/{self.part}-{self.ridges.cols[0]}"
-
-    def run(self) -> Receipt:
-        """Write."""
-        ridges, dataset = self.ridges, self.ridges.learned.dataset()
-        X, Y = dataset.X_rows(), dataset.Y_rows()
-        total = self._sum(X, Y)
-        self.old.forget(ridges.cols)
-        first_column, last_column = ridges.cols
-        for first, last in self.out.col_ranges:
-            if first_column <= first and last <= last_column:
-                mine = slice(first - first_column, last - first_column)
-                for line in range(0, len(total), LINES):
-                    self.out.write((first, last), line, total[line : line + LINES, mine])
-        share = ridges.width / ridges.labels.columns / len(ridges.parts)
-        return {"passes": share, "bytes_read": X.bytes_read + Y.bytes_read}
-
-    def _sum(self, X: SparseMatrix, Y: SparseMatrix) -> Array:
-        ridges, rows = self.ridges, self.ridges.parts[self.part]
-        if self.number:
-            direction = self.source.take(ridges.cols)
-            total, room = self._begun(direction, ridges.lam), ridges.room(direction)
-            for x, _ in ridges.blocks(X, Y, rows):
-                ridges.add_product(x, direction, room, total)
-            return total
-        h = ridges.labels.take(ridges.cols)
-        w = ridges.start(h.shape[1])
-        total, rooms = self._begun(w, -ridges.lam), (ridges.room(w), ridges.room(w))
-        for pair in ridges.blocks(X, Y, rows):
-            ridges.add_residual(pair, Y, h, w, rooms, total)
-        return total
-
-    def _begun(self, lines: Array, lam: float) -> Array:
-        total = aligned_zeros(lines.shape)
-        if self.part == 0:
-            np.multiply(lines, np.float32(lam), out=total)
-        return total
-
-
-_VECTORS = ("w", "residual", "direction")
-
-
-@dataclass(frozen=True)
-class StepJob:
-    """A step of conjugate gradients of a range of columns, from the sums of all parts.
-
-    number: of the step; 0: the residual is the sum. square, enough: of the columns, see `Progress`. old, before, after: folders
-    of vectors; nothing is made from those of `old` any more. A job that runs twice reads what no job changes.
-    """
-
-    ridges: Ridges
-    name: str
-    number: int
-    tol: float
-    sums: tuple[Panels, ...]
-    square: tuple[float, ...]
-    enough: tuple[float, ...]
-    old: str
-    before: str
-    after: str
-
-    @property
-    def key(self) -> str:
-        """Alternation, step and columns."""
-        return f"{self.name}/{self.number}/step-{self.ridges.cols[0]}"
-
-    def run(self) -> Receipt:
-        """Write, some lines at a time; the receipt has what the next step needs to know."""
-        for name in _VECTORS:  # now: its memory goes to what is written next
-            self._vector(self.old, name).forget(self.ridges.cols)
-        progress = self._step() if self.number else self._begin()
-        square, enough = progress.square.tolist(), progress.enough.tolist()
-        return {"square": square, "enough": enough, "going": bool(progress.going.any())}
-
-    def _begin(self) -> Progress:
-        """From the W to begin from."""
-        ridges, cols = self.ridges, self.ridges.cols
-        w, residual, direction = (self._vector(self.after, name) for name in _VECTORS)
-        square = np.zeros(ridges.width)
-        for first, last in self._lines():
-            total = self._total(first, last)
-            add_column_dots(total, total, square)
-            before = np.zeros(total.shape, np.float32) if ridges.before is None else ridges.before.read(first, last)
-            w.write(cols, first, before if before.shape == total.shape else before[:, slice(*cols)])
-            residual.write(cols, first, total)
-            direction.write(cols, first, total)
-        return Progress.begin(square, self.tol, np.float32)
-
-    def _step(self) -> Progress:
-        """A step: the curvature, w and the residual, the direction, as `Descent` has them."""
-        cols, progress = self.ridges.cols, Progress(np.array(self.square), np.array(self.enough))
-        before, after = (tuple(self._vector(folder, name) for name in _VECTORS) for folder in (self.before, self.after))
-        curvature, square = np.zeros(self.ridges.width), np.zeros(self.ridges.width)
-        for first, last in self._lines():
-            add_column_dots(before[2].read(first, last), self._total(first, last), curvature)
-        alpha = progress.alpha(curvature).astype(np.float32)
-        for first, last in self._lines():
-            w, residual, direction = (vector.read(first, last) for vector in before)
-            descend(w, residual, direction, self._total(first, last), alpha, square)
-            after[0].write(cols, first, w)
-            after[1].write(cols, first, residual)
-        beta = progress.beta(square).astype(np.float32)
-        for first, last in self._lines():
-            direction = before[2].read(first, last)
-            turn(direction, after[1].read(first, last), beta)
-            after[2].write(cols, first, direction)
-        return progress.stepped(square)
-
-    def _lines(self) -> Iterator[Rows]:
-        n = self.ridges.learned.n_inputs()
-        return ((first, min(first + LINES, n)) for first in range(0, n, LINES))
-
-    def _vector(self, folder: str, name: str) -> Panels:
-        return Panels(f"{folder}/{name}", self.ridges.learned.n_inputs(), (self.ridges.cols,))
-
-    def _total(self, first: int, last: int) -> Array:
-        """Lines of the sums of the parts, added in their order."""
-        total, *others = (replace(panels, col_ranges=(self.ridges.cols,)).read(first, last) for panels in self.sums)
-        for other in others:
-            total += other
-        return total
-
-
-@dataclass(frozen=True)
-class StoreJob:
-    """Store the columns of W that the steps came to, as their `RidgeJob` would have."""
-
-    job: RidgeJob
-    w: Panels
-    steps: int
-
-    @property
-    def key(self) -> str:
-        """That of the job."""
-        return self.job.key
-
-    def run(self) -> Receipt:
-        """Copy; what was read is counted with the jobs that read."""
-        with new_factors(Path(self.job.out), {"W": self.job.ridges.width}) as writers:
-            for first in range(0, self.w.n, BLOCK):
-                writers["W"].append(self.w.read(first, min(first + BLOCK, self.w.n)).ravel())
-        return {"steps": self.steps}
-
-
-@dataclass(frozen=True)
-class _ByRows:
-    """Phases of a W step by rows. jobs: what it does in the place of; products: see `solve_ridges`; folder: for scratch.
-
-    What a phase writes has names of its own, so that a job that runs once more, late, harms nothing.
-    """
-
-    jobs: Sequence[RidgeJob]
-    products: Sequence[ColumnRange]
-    folder: Path
-
-    def vector(self, number: int, name: str) -> Panels:
-        """A vector after so many steps."""
-        return self._panels(self.folder / f"vectors-{number}" / name)
-
-    def _panels(self, folder: Path) -> Panels:
-        col_ranges = tuple(job.ridges.cols for job in self.jobs)
-        return Panels(str(folder), self.jobs[0].ridges.learned.n_inputs(), col_ranges)
-
-    def _sums(self, number: int, part: int) -> Panels:
-        return self._panels(self.folder / f"sums-{number}" / str(part))
-
-    def parts(self, number: int) -> list[PartJob]:
-        """Jobs of a product."""
-        source, out = self.vector(number - 1, "direction"), []
-        for cols in self.products:
-            values = tuple(v for job in self.jobs if cols[0] <= job.ridges.cols[0] < cols[1] for v in job.ridges.values)
-            ridges = replace(self.jobs[0].ridges, cols=cols, values=values)
-            out += [
-                PartJob(
-                    ridges,
-                    self.jobs[0].name,
-                    number,
-                    part,
-                    source,
-                    self._sums(number - 1, part),
-                    self._sums(number, part),
-                )
-                for part in range(len(ridges.parts))
-            ]
-        return out
-
-    def steps(self, number: int, before: Sequence[Receipt]) -> list[StepJob]:
-        """Jobs of the step behind it. before: receipts of the step before."""
-        sums = tuple(self._sums(number, part) for part in range(len(self.jobs[0].ridges.parts)))
-        folders = tuple(str(self.folder / f"vectors-{of}") for of in (number - 2, number - 1, number))
-        return [
-            StepJob(
-                job.ridges, job.name, number, job.cg_tol, sums, tuple(receipt.get("square", ())),
-                tuple(receipt.get("enough", ())), *folders,
-            )
-            for job, receipt in zip(self.jobs, before, strict=True)
-        ]  # fmt: skip
-
-
-def solve_ridges(
-    jobs: Sequence[RidgeJob], products: Sequence[ColumnRange], phase: Phase, ledger: Ledger, scratch: Path
-) -> Generator[Phase, list[Receipt], list[Receipt]]:
-    """Run the jobs of a W step or, by rows, do what they do.
-
-    products: columns of a job of a product by rows, each a run of the jobs' columns; none: by columns. phase: what is said
-    of all phases. What those by rows leave is scratch, but for W at last, which is kept as that of the jobs is.
-    """
-    if not products or all(ledger.get(job.key) is not None for job in jobs):
-        return (yield replace(phase, jobs=jobs))
-    folder = (
-        scratch / "ridges" / jobs[0].name.replace("/", "-")
-    )  # of this W step: a job of an earlier one may come late
-    by_rows, most, number = _ByRows(jobs, products, folder), jobs[0].cg, 0
-    receipts: list[Receipt] = [{"going": True}] * len(jobs)
-    while number <= most and any(receipt["going"] for receipt in receipts):
-        ends = [(number + of) / (most + 1) for of in (0.0, 1 - _STEPPING, 1.0)]
-        span = _within(phase.span, ends[0], ends[1])
-        yield replace(phase, jobs=by_rows.parts(number), kept=False, at_home=True, span=span)
-        steps = by_rows.steps(number, receipts)
-        receipts = yield replace(phase, jobs=steps, kept=False, span=_within(phase.span, ends[1], ends[2]))
-        number += 1
-    stores = [
-        StoreJob(job, replace(by_rows.vector(number - 1, "w"), col_ranges=(job.ridges.cols,)), number - 1)
-        for job in jobs
-    ]
-    solved = yield replace(phase, jobs=stores, span=None)
-    remove(scratch / "ridges")
-    return solved
-
-
-def _within(span: tuple[float, float] | None, begin: float, end: float) -> tuple[float, float] | None:
-    """A part of a span."""
-    return None if span is None else (span[0] + begin * (span[1] - span[0]), span[0] + end * (span[1] - span[0]))

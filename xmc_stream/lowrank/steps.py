@@ -22,6 +22,7 @@ from xmc_stream.factors.products import (
     Learned,
     held_out_metrics,
 )
+from xmc_stream.lowrank.kept import read_sum, write_sum
 from xmc_stream.lowrank.solver import column_dots, first_labels, solve_gram
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
@@ -86,7 +87,7 @@ def write_factors(path: Path, sources: dict[str, Dense], rotation: NDArray[np.fl
 
 @dataclass(frozen=True)
 class GramJob:
-    """A^T A over rows [first, last), which the number of rows decides, in float64."""
+    """A^T A over rows [first, last), which the number of rows decides, in float64, into a pack."""
 
     learned: Learned
     name: str
@@ -94,6 +95,7 @@ class GramJob:
     last: int
     scores: Panels
     out: str
+    durable: bool
 
     @property
     def key(self) -> str:
@@ -110,15 +112,15 @@ class GramJob:
                 if held_out is not None:
                     lines[held_out] = 0
                 gram += lines.T @ lines
-        np.save(self.out, gram)
+        write_sum(Path(self.out), gram, self.durable)
         return {}
 
 
-def gram_jobs(learned: Learned, name: str, n: int, scores: Panels, scratch: Path) -> list[GramJob]:
+def gram_jobs(learned: Learned, name: str, n: int, scores: Panels, folder: Path, durable: bool) -> list[GramJob]:
     """The jobs of A^T A, over n rows."""
     n_blocks = -(-n // BLOCK)
     return [
-        GramJob(learned, name, a * BLOCK, min(b * BLOCK, n), scores, str(scratch / f"gram-{a}.npy"))
+        GramJob(learned, name, a * BLOCK, min(b * BLOCK, n), scores, str(folder / str(a * BLOCK)), durable)
         for a, b in even_ranges(n_blocks, min(_GRAMS, n_blocks))
     ]
 
@@ -156,7 +158,7 @@ class FactorsJob:
         with one_blas_thread():
             gram = np.zeros((self.scores.columns,) * 2)
             for file in self.grams:
-                gram += np.load(file)
+                gram += read_sum(file, len(gram))
             square, met, met_before, h_square = np.zeros_like(gram), 0.0, 0.0, 0.0
             for first in range(0, self.sums.n, LINES):
                 last = min(first + LINES, self.sums.n)

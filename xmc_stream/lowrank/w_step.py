@@ -20,10 +20,10 @@ from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned
 from xmc_stream.factors.projection import Parts, ProjectJob, row_blocks
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT, AllPairs, GivenPairs, counted, dense_labels, given
-from xmc_stream.lowrank.newton import trust_region
+from xmc_stream.lowrank.newton import Newton, trust_region
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values
-from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
+from xmc_stream.runtime.job import Job, Ledger, Notes, Phase, Receipt, run_here
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.system.blas import one_blas_thread
 
@@ -128,12 +128,25 @@ class BackwardJob:
 
 
 @dataclass(frozen=True)
+class KeptJob:
+    """Says in the ledger that a pack is whole, which the run itself wrote."""
+
+    key: str
+    out: str
+
+    def run(self) -> Receipt:
+        """Nothing is left to be done."""
+        return {}
+
+
+@dataclass(frozen=True)
 class WStep:
     """The W step over pairs: trust-region Newton, or with the squared loss conjugate gradients.
 
     Its vectors (`VECTORS` of D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
     columns in `col_ranges` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
-    from, None for 0. scratch: a folder. parts, holding: see `row_blocks`.
+    from, None for 0. scratch: a folder. parts, holding: see `row_blocks`. state: a folder for what is kept, of every so many
+    products (`every`; 0: of none).
     """
 
     learned: Learned
@@ -149,6 +162,8 @@ class WStep:
     scratch: str
     parts: Parts
     holding: Holding
+    state: str = ""
+    every: int = 0
 
     def panels(self, name: str) -> Panels:
         """Scratch for a D x r vector (w, s, g), or N x r (a, a-next, b, v)."""
@@ -157,15 +172,32 @@ class WStep:
         col_ranges = ((0, self.col_ranges[-1][1]),) if name == "v" else self.col_ranges
         return Panels(f"{self.scratch}/{name}", dataset.n_samples if by_row else self.learned.n_inputs(), col_ranges)
 
-    def loop(self) -> Generator[Phase, list[Receipt], Receipt]:
-        """Phases of jobs, none of them kept; leaves W in the panels "w"."""
-        p, d = self.parameters, self.learned.n_inputs()
-        w = np.zeros((1, d * p.rank), np.float32)
+    def kept(self, products: int) -> KeptJob:
+        """What says that so many products are kept."""
+        return KeptJob(f"{self.name}/at-{products}", f"{self.state}/at-{products}")
+
+    def _begun(self, ledger: Ledger) -> Newton | None:
+        """Where an earlier session was when it kept something last."""
+        for products in range(self.parameters.newton * self.parameters.cg, 0, -1):
+            job = self.kept(products)
+            if ledger.get(job.key) is not None and Path(job.out).exists():
+                return Newton.read(Path(job.out))
+        return None
+
+    def _first(self) -> Array:
+        """The W to begin from, as one line."""
+        d, r = self.learned.n_inputs(), self.parameters.rank
+        w = np.zeros((d, r), np.float32)
         if self.before is not None:
             for cols in self.col_ranges:
-                w.reshape(d, p.rank)[:, cols[0] : cols[1]] = self.before.take(cols)[:, : cols[1] - cols[0]]
-        problem = _Pairs(self)
-        found, f, products = yield from trust_region(problem, w, p.newton, p.cg, p.cg_tol, p.loss == "squared")
+                w[:, cols[0] : cols[1]] = self.before.take(cols)[:, : cols[1] - cols[0]]
+        return w.reshape(1, -1)
+
+    def loop(self, ledger: Ledger) -> Generator[Phase, list[Receipt], Receipt]:
+        """Phases of jobs; leaves W in the panels "w"."""
+        p, problem, begun = self.parameters, _Pairs(self), self._begun(ledger)
+        w = self._first() if begun is None else begun.w
+        found, f, products = yield from trust_region(problem, w, p.newton, p.cg, p.cg_tol, p.loss == "squared", begun)
         problem.write("w", found)
         return {"objective_w": float(f[0]), "products": products, **problem.sums}
 
@@ -182,9 +214,9 @@ class _Pairs:
         self._shape = step.learned.n_inputs(), step.parameters.rank
         self.sums = dict(_READ)
 
-    def _do(self, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
+    def _do(self, jobs: Sequence[Job], kept: bool = False) -> Generator[Phase, list[Receipt], list[Receipt]]:
         receipts = yield Phase(
-            self._step.title, jobs, f"solving for {self._step.title}", kept=False, unit="alternation",
+            self._step.title, jobs, f"solving for {self._step.title}", kept=kept, unit="alternation",
             number=self._step.number,
         )  # fmt: skip
         for name in self.sums:
@@ -259,6 +291,20 @@ class _Pairs:
         yield from self._mix("a", "b")
         return (yield from self._backward("s"))
 
+    def stand(self, w: Array) -> Generator[Phase, list[Receipt], None]:
+        """Make its A again."""
+        self.write("w", w)
+        yield from self._project("w", "a")
+
+    def keep(self, at: Newton) -> Generator[Phase, list[Receipt], None]:
+        """A pack, and a line of the ledger, which gets the sums over the jobs before it; what was kept before goes."""
+        step = self._step
+        if step.every and at.products % step.every == 0:
+            job = step.kept(at.products)
+            at.write(Path(job.out))
+            yield from self._do([job], kept=True)
+            Path(step.kept(at.products - step.every).out).unlink(missing_ok=True)
+
 
 @dataclass(frozen=True)
 class WStepJob:
@@ -278,7 +324,7 @@ class WStepJob:
 
     def run(self) -> Receipt:
         """Solve and store W."""
-        receipt = self.receipt or run_here(self.step.loop(), Notes())
+        receipt = self.receipt or run_here(self.step.loop(Notes()), Notes())
         panels = self.step.panels("w")
         with new_factors(Path(self.out), {"W": panels.columns}) as writers:
             for first in range(0, panels.n, BLOCK):
