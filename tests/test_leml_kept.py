@@ -1,0 +1,228 @@
+"""What LEML and CPLST keep on the way: a run that is stopped again and again comes to its end, and to the same model."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from helpers.clusters import Worker, cluster
+from helpers.cuts import CutError
+from helpers.forked import Forked
+
+import xmc_stream as xs
+from xmc_stream.errors import JobError
+from xmc_stream.lowrank import kept, parameters
+from xmc_stream.lowrank.by_rows import _ByRows
+from xmc_stream.lowrank.cplst import CPLSTRun
+from xmc_stream.lowrank.leml import LEMLRun
+from xmc_stream.lowrank.newton import Newton
+from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.runtime.events import read_events
+from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt, run_here, run_phases
+from xmc_stream.runtime.plan import MemoryPlan
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import begin_model, finish_model, model_attributes
+
+LIMIT = "4GB"  # bounds the whole process of the tests
+LITTLE = 1 << 20  # multiply-adds that a stop may lose: less than a product of the data below
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3,000 rows: three blocks of rows; 300 labels; a mask."""
+    rng = np.random.default_rng(0)
+    n, d, k = 3000, 60, 300
+    X = sp.random(n, d, 0.1, format="csr", dtype=np.float32, random_state=1)
+    scores = np.asarray(X @ sp.random(d, k, 0.3, random_state=2).toarray() + 0.05 * rng.random((n, k)))
+    Y = scores > np.quantile(scores, 0.99, axis=0)
+    path = tmp_path_factory.mktemp("kept") / "data.xmc"
+    dataset = xs.convert(X, path, labels=sp.csr_matrix(Y.astype(np.float32)), memory_limit=LIMIT)
+    dataset.with_observed(sp.csr_matrix(rng.random((n, k)) < 0.05))
+    return path
+
+
+def session(loop: Loop, ledger: Notes, most: int) -> Receipt:
+    """Run a loop; it ends with CutError before it does more than so many jobs."""
+    done = 0
+
+    def run(phase: Phase) -> list[Receipt]:
+        nonlocal done
+        receipts = []
+        for job in phase.jobs:
+            receipt = ledger.get(job.key) if phase.kept else None
+            if receipt is None:
+                if done == most:
+                    raise CutError
+                receipt, done = json.loads(json.dumps(job.run())), done + 1
+                if phase.kept:
+                    ledger.add(job.key, receipt)
+            receipts.append(receipt)
+        return receipts
+
+    return run_phases(loop, run)
+
+
+Params = LEMLParameters | CPLSTParameters
+Cut = Callable[[Loop, Notes], Receipt]
+
+
+def digest(data: Path, folder: Path, p: Params, cut: Cut | None = None, sessions: int = 1) -> str:
+    """Train in sessions that each end by `cut` but the last, at most so many; the digest."""
+    dataset, work, ledger = Dataset(data), folder / "m.partial", Notes()
+    begin_model(work)
+    of: type[LEMLRun | CPLSTRun] = CPLSTRun if isinstance(p, CPLSTParameters) else LEMLRun
+    for _ in range(sessions):
+        shutil.rmtree(work / "scratch", ignore_errors=True)
+        loop = of(dataset, work, p, 0, MemoryPlan(2**40, 2**30, 2), ledger).loop()  # type: ignore[arg-type]
+        try:
+            result = (cut or run_here)(loop, ledger)
+        except CutError:
+            continue
+        finish_model(work, folder / "m", model_attributes(dataset, p.solver, p.to_dict(), 0, result))
+        shutil.rmtree(work / "state", ignore_errors=True)
+        return xs.load_model(folder / "m").digest()
+    raise AssertionError(f"it did not end in {sessions} sessions")
+
+
+VARIANTS: dict[str, Params] = {
+    "squared": LEMLParameters(rank=7, alternations=2, tol=0.0),
+    "given": LEMLParameters(rank=7, alternations=2, tol=0.0, observed="given"),
+    "given-hinge": LEMLParameters(rank=7, alternations=2, observed="given", loss="squared_hinge", newton=2, cg=5),
+    "logistic": LEMLParameters(rank=7, alternations=2, loss="logistic", newton=2, cg=5),
+    "cplst": CPLSTParameters(rank=7, oversampling=3, iterations=2, cg=10),
+    "cplst-direct": CPLSTParameters(rank=7, oversampling=3, iterations=2),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_run_whose_sessions_all_do_few_jobs_ends_in_the_same_model(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it does between two things that it keeps is done in so many jobs."""
+    p = VARIANTS[name]
+    if name == "cplst":
+        monkeypatch.setattr(parameters, "MOST_INPUTS", 0)
+    whole = digest(data, tmp_path / "whole", p)
+    monkeypatch.setattr(kept, "WORK", LITTLE)
+    assert digest(data, tmp_path / "cut", p, lambda loop, ledger: session(loop, ledger, 22), 100) == whole
+
+
+@pytest.mark.parametrize("name", ["given-hinge", "logistic"])
+def test_newton_steps_that_are_stopped_go_on_within_a_job(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each session does three products of Newton steps, of W or of some labels."""
+    whole = digest(data, tmp_path / "whole", VARIANTS[name])
+    monkeypatch.setattr(kept, "WORK", LITTLE)
+    left, write = 0, Newton.write
+
+    def few(at: Newton, path: Path) -> None:
+        nonlocal left
+        write(at, path)
+        left -= 1
+        if left == 0:
+            raise CutError
+
+    def cut(loop: Loop, ledger: Notes) -> Receipt:
+        nonlocal left
+        left = 3
+        return run_here(loop, ledger)
+
+    monkeypatch.setattr(Newton, "write", few)
+    assert digest(data, tmp_path / "cut", VARIANTS[name], cut, 200) == whole
+
+
+def test_small_work_keeps_what_it_kept_before(data: Path, tmp_path: Path) -> None:
+    """A line for each range of columns of a W step, and one for each half-step: nothing more is made durable."""
+    for name, keys in (
+        ("squared", ["scale", "start", "w/1/0-7", "h/1"]),
+        ("logistic", ["scale", "start", "w/1", "h/1"]),
+    ):
+        lines: list[str] = []
+
+        def listed(loop: Loop, ledger: Notes, lines: list[str] = lines) -> Receipt:
+            result = run_here(loop, ledger)
+            lines += ledger
+            return result
+
+        digest(data, tmp_path / name, VARIANTS[name], listed)
+        assert lines[: len(keys)] == keys
+
+
+OPTIONS: dict[str, Any] = {"rank": 7, "cg_tol": 0.0, "tol": 0.0, "alternations": 2, "memory_limit": "2GB", "threads": 2}
+LOGISTIC = {**OPTIONS, "loss": "logistic", "newton": 2, "cg": 5}
+
+
+def killed(data: str, model: str, options: dict[str, Any]) -> None:
+    """Train, with little lost, in a process of its own."""
+    kept.WORK = LITTLE
+    xs.LEML(**options).fit(data, model=model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [OPTIONS, LOGISTIC], ids=["squared", "logistic"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_w_step_that_is_killed_goes_on_from_what_it_kept(
+    options: dict[str, Any], damaged: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = xs.LEML(**options).fit(data, model=tmp_path / "whole")
+    work = tmp_path / "m.partial"
+    ledger = work / "ledger.jsonl"
+    with Forked(killed, str(data), str(tmp_path / "m"), options) as run:
+        assert run.wait_until(lambda: ledger.exists() and '"w/2/at-4"' in ledger.read_text()), run.stderr
+    newest = max(map(int, re.findall(r'"w/2/at-(\d+)"', ledger.read_text())))
+    packs = [path for path in (work / "state" / "w-2").iterdir() if path.suffix == ""]
+    if damaged:
+        for pack in packs:
+            with open(pack, "r+b") as file:
+                file.seek(100)
+                byte = file.read(1)[0]
+                file.seek(100)
+                file.write(bytes([byte ^ 1]))
+    monkeypatch.setattr(kept, "WORK", LITTLE)
+    again = xs.LEML(**options).fit(data, model=tmp_path / "m")
+    assert again.report_["resumed"]
+    assert again.model_.digest() == whole.model_.digest()
+    assert again.report_["history"] == whole.report_["history"]
+    events = list(read_events(tmp_path / "m" / "events.jsonl"))
+    last = max(number for number, event in enumerate(events) if event["event"] == "start")
+    jobs = [event["job"] for event in events[last:] if event["event"] == "job"]
+    assert not any(job.startswith(("w/1", "h/1", "a/1")) for job in jobs)
+    assert f"w/2/at-{newest + 1}" in jobs
+    assert (f"w/2/at-{newest}" in jobs) == damaged
+    assert any(event["event"] == "again" for event in events[last:]) == damaged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [OPTIONS, LOGISTIC], ids=["squared", "logistic"])
+def test_a_run_that_is_stopped_on_two_workers_goes_on_there(
+    options: dict[str, Any], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = xs.LEML(**options).fit(data, model=tmp_path / "here")
+    monkeypatch.setattr(kept, "WORK", LITTLE)
+    where = (_ByRows, "forget") if options is OPTIONS else (Newton, "write")  # each time something is kept
+    before, calls = getattr(*where), 0
+
+    def third(*arguments: Any) -> None:
+        nonlocal calls
+        before(*arguments)
+        calls += 1
+        if calls == 3:
+            raise JobError("no more")
+
+    options = {name: value for name, value in options.items() if name != "threads"}
+    with cluster(tmp_path / "cluster", workers=[Worker(), Worker()]) as (_, address):
+        with monkeypatch.context() as broken:
+            broken.setattr(*where, third)
+            with pytest.raises(JobError, match="no more"):
+                xs.LEML(**options, scheduler=address).fit(data, model=tmp_path / "there")
+        there = xs.LEML(**options, scheduler=address).fit(data, model=tmp_path / "there")
+    assert there.report_["resumed"]
+    assert there.model_.digest() == here.model_.digest()
