@@ -19,7 +19,7 @@ from xmc_stream.factors.products import Learned
 from xmc_stream.lowrank.newton import Newton, run_alone, trust_region
 from xmc_stream.lowrank.parameters import LOSSES, LEMLParameters
 from xmc_stream.lowrank.scale import ScaleJob
-from xmc_stream.lowrank.solver import loss_curvatures, loss_slopes, loss_values, solve_columns
+from xmc_stream.lowrank.solver import Descent, loss_curvatures, loss_slopes, loss_values, solve_columns
 from xmc_stream.lowrank.w_step import WStep, _Pairs
 from xmc_stream.runtime.job import Notes, run_here
 
@@ -185,7 +185,7 @@ def test_columns_are_solved_as_the_dense_systems() -> None:
     rng, values = np.random.default_rng(0), np.array([3.0, 0.5, 0.0])
     b = rng.normal(size=(20, 3))
     w = np.zeros((20, 3))
-    solve_columns(w, b.copy(), lambda s: X.T @ (X @ s) * values + 0.2 * s, 300, 1e-12)
+    solve_columns(Descent.begin(w, b.copy(), 1e-12), lambda s: X.T @ (X @ s) * values + 0.2 * s, 300)
     for c in range(3):
         np.testing.assert_allclose(w[:, c], np.linalg.solve(values[c] * X.T @ X + 0.2 * np.eye(20), b[:, c]), rtol=1e-6)
 
@@ -307,7 +307,7 @@ def test_with_the_identity_held_the_w_step_is_ridge_regression() -> None:
     w, _, _ = run_alone(trust_region(p, np.zeros((1, 90)), 1, 500, 1e-10, quadratic=True))
     np.testing.assert_allclose(w.reshape(15, 6), twin.ridge(dense, targets, 0.7), atol=1e-6)
     w = np.zeros((15, 6))
-    solve_columns(w, dense.T @ targets, lambda s: dense.T @ (dense @ s) + 0.7 * s, 500, 1e-10)
+    solve_columns(Descent.begin(w, dense.T @ targets, 1e-10), lambda s: dense.T @ (dense @ s) + 0.7 * s, 500)
     np.testing.assert_allclose(w, twin.ridge(dense, targets, 0.7), atol=1e-6)
 
 

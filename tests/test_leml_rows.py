@@ -119,7 +119,7 @@ def test_the_sums_of_the_parts_are_the_product(problem: Any, tmp_path: Path, num
         old, out = (Panels(str(tmp_path / f"{name}-{part}"), D + 1, CUTS) for name in ("old", "out"))
         for cols in PRODUCTS:
             mine = replace(ridges, cols=cols, values=ridges.values[slice(*cols)])
-            passes += PartJob(mine, "w/1", number, part, source, old, out).run()["passes"]
+            passes += PartJob(mine, "w/1", number, part, PARTS[part], source, None, (old,), out).run()["passes"]
         total += out.read(0, D + 1)
     assert passes == pytest.approx(1.0)
     v = np.array(ridges.values)

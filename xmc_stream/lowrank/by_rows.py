@@ -30,40 +30,46 @@ _STEPPING = 0.1  # of the time of a product and its step, that the step takes
 class PartJob:
     """The sum of a part of the rows, of a product with the Hessians, lam S included in the first part.
 
-    number: of the product, from 1 on; 0: of X^T (Y H - X W v) - lam W, W being the one to begin from. source: S. old: the
-    sum of the product before, whose place it takes.
+    number: of the product, from 1 on; 0: of X^T (Y H - X W v) - lam W, W being the one to begin from. rows: a piece of
+    the part, whose sum goes on from that of the piece before, `begun`, None for the first. source: S. old: sums to remove.
     """
 
     ridges: Ridges
     name: str
     number: int
     part: int
+    rows: Rows
     source: Panels
-    old: Panels
+    begun: Panels | None
+    old: tuple[Panels, ...]
     out: Panels
 
     @property
     def key(self) -> str:
-        """Alternation, product, part and columns."""
-        return f"{self.name}/{self.number}/{self.part}-{self.ridges.cols[0]}"
+        """Alternation, product, part, columns and rows."""
+        return f"{self.name}/{self.number}/{self.part}-{self.ridges.cols[0]}-{self.rows[0]}"
 
     def run(self) -> Receipt:
         """Write."""
         ridges, dataset = self.ridges, self.ridges.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
         total = self._sum(X, Y)
-        self.old.forget(ridges.cols)
+        for sums in self.old:
+            sums.forget(ridges.cols)
         first_column, last_column = ridges.cols
         for first, last in self.out.col_ranges:
             if first_column <= first and last <= last_column:
                 mine = slice(first - first_column, last - first_column)
                 for line in range(0, len(total), LINES):
                     self.out.write((first, last), line, total[line : line + LINES, mine])
-        share = ridges.width / ridges.labels.columns / len(ridges.parts)
+        first, last = ridges.parts[self.part]
+        share = (
+            ridges.width / ridges.labels.columns / len(ridges.parts) * (self.rows[1] - self.rows[0]) / (last - first)
+        )
         return {"passes": share, "bytes_read": X.bytes_read + Y.bytes_read}
 
     def _sum(self, X: SparseMatrix, Y: SparseMatrix) -> Array:
-        ridges, rows = self.ridges, self.ridges.parts[self.part]
+        ridges, rows = self.ridges, self.rows
         if self.number:
             direction = self.source.take(ridges.cols)
             total, room = self._begun(direction, ridges.lam), ridges.room(direction)
@@ -78,6 +84,8 @@ class PartJob:
         return total
 
     def _begun(self, lines: Array, lam: float) -> Array:
+        if self.begun is not None:
+            return self.begun.take(self.ridges.cols)
         total = aligned_zeros(lines.shape)
         if self.part == 0:
             np.multiply(lines, np.float32(lam), out=total)
@@ -200,33 +208,47 @@ class _ByRows:
     products: Sequence[ColumnRange]
     folder: Path
 
+    @property
+    def ridges(self) -> Ridges:
+        """Of the first job: what all have in common."""
+        return self.jobs[0].ridges
+
     def vector(self, number: int, name: str) -> Panels:
         """A vector after so many steps."""
         return self._panels(self.folder / f"vectors-{number}" / name)
 
     def _panels(self, folder: Path) -> Panels:
         col_ranges = tuple(job.ridges.cols for job in self.jobs)
-        return Panels(str(folder), self.jobs[0].ridges.learned.n_inputs(), col_ranges)
+        return Panels(str(folder), self.ridges.learned.n_inputs(), col_ranges)
 
-    def _sums(self, number: int, part: int) -> Panels:
-        return self._panels(self.folder / f"sums-{number}" / str(part))
+    def _sums(self, number: int, part: int, piece: int) -> Panels:
+        return self._panels(self.folder / f"sums-{number}-{piece}" / str(part))
 
-    def kept(self, number: int) -> str:
-        """The key of what is kept of a step."""
-        return f"{self.jobs[0].name}/at-{number}"
+    def _kept(self, number: int, piece: int | None) -> tuple[str, Path]:
+        """Key and pack of what is kept of a step or, of a product before its step, of the sums behind a piece."""
+        name = f"at-{number}" if piece is None else f"at-{number}-{piece}"
+        return f"{self.jobs[0].name}/{name}", Path(self.jobs[0].out).parent / name
 
-    def _pack(self, number: int) -> Path:
-        return Path(self.jobs[0].out).parent / f"at-{number}"
+    def _vectors(self, number: int, piece: int | None) -> dict[str, Panels]:
+        if piece is None:
+            return {name: self.vector(number, name) for name in _VECTORS}
+        return {str(part): self._sums(number, part, piece) for part in range(len(self.ridges.parts))}
 
-    def _vectors(self, number: int) -> dict[str, Panels]:
-        return {name: self.vector(number, name) for name in _VECTORS}
-
-    def last_kept(self, ledger: Ledger) -> tuple[int, list[Receipt]] | None:
-        """The last step that an earlier session kept, and receipts of it, if there is one."""
+    def last_kept(self, ledger: Ledger) -> tuple[int, list[Receipt]]:
+        """The last step that an earlier session kept, and receipts of it; -1 where there is none."""
         for number in range(self.jobs[0].cg, -1, -1):
-            receipt = ledger.get(self.kept(number))
-            if receipt is not None and self._pack(number).exists():
+            key, pack = self._kept(number, None)
+            receipt = ledger.get(key)
+            if receipt is not None and pack.exists():
                 return number, [self._part(receipt, job.ridges.cols) for job in self.jobs]
+        return -1, [{"going": True}] * len(self.jobs)
+
+    def last_piece(self, ledger: Ledger, number: int) -> int | None:
+        """The last piece of a product whose sums an earlier session kept."""
+        for piece in range(self.ridges.pieces - 2, -1, -1):
+            key, pack = self._kept(number, piece)
+            if ledger.get(key) is not None and pack.exists():
+                return piece
         return None
 
     @staticmethod
@@ -235,43 +257,48 @@ class _ByRows:
         going = Progress(np.array(square), np.array(enough)).going
         return {"square": square, "enough": enough, "going": bool(going.any())}
 
-    def keep(self, number: int, receipts: Sequence[Receipt]) -> KeepJob:
-        """The job that keeps a step, whatever the columns of jobs. receipts: of the step."""
+    def keep(self, number: int, piece: int | None, receipts: Sequence[Receipt] = ()) -> KeepJob:
+        """The job that keeps a step, or sums, whatever the columns of jobs. receipts: of the step."""
+        key, pack = self._kept(number, piece)
         of_all = {name: [value for receipt in receipts for value in receipt[name]] for name in ("square", "enough")}
-        return KeepJob(self.kept(number), self._vectors(number), of_all, str(self._pack(number)))
+        return KeepJob(key, self._vectors(number, piece), of_all, str(pack))
 
-    def restore(self, number: int) -> RestoreJob:
-        """The job that puts a step back that was kept."""
-        vectors = {name: (panels, (0, panels.n)) for name, panels in self._vectors(number).items()}
-        return RestoreJob(self.kept(number), str(self._pack(number)), vectors)
+    def restore(self, number: int, piece: int | None) -> RestoreJob:
+        """The job that puts back what was kept."""
+        key, pack = self._kept(number, piece)
+        vectors = {name: (panels, (0, panels.n)) for name, panels in self._vectors(number, piece).items()}
+        return RestoreJob(key, str(pack), vectors)
 
-    def forget(self, number: int) -> None:
-        """Remove what was kept of a step."""
-        self._pack(number).unlink(missing_ok=True)
+    def forget(self, number: int, piece: int | None) -> None:
+        """Remove what was kept."""
+        self._kept(number, piece)[1].unlink(missing_ok=True)
 
-    def parts(self, number: int) -> list[PartJob]:
-        """Jobs of a product."""
-        source, out = self.vector(number - 1, "direction"), []
+    def parts(self, number: int, piece: int) -> list[PartJob]:
+        """Jobs of a product, with a piece of each part of the rows."""
+        source, last, out = self.vector(number - 1, "direction"), self.ridges.pieces - 1, []
         for cols in self.products:
             values = tuple(v for job in self.jobs if cols[0] <= job.ridges.cols[0] < cols[1] for v in job.ridges.values)
-            ridges = replace(self.jobs[0].ridges, cols=cols, values=values)
-            out += [
-                PartJob(
-                    ridges,
-                    self.jobs[0].name,
-                    number,
-                    part,
-                    source,
-                    self._sums(number - 1, part),
-                    self._sums(number, part),
-                )
-                for part in range(len(ridges.parts))
-            ]
+            ridges = replace(self.ridges, cols=cols, values=values)
+            for part in range(len(ridges.parts)):
+                rows = ridges.piece(part, piece)
+                begun = self._sums(number, part, piece - 1) if piece else None
+                of_old = ((number, piece - 2),) if piece else ((number - 1, last), (number - 1, last - 1))
+                old = tuple(self._sums(at, part, of) for at, of in of_old)
+                to = self._sums(number, part, piece)
+                out.append(PartJob(ridges, self.jobs[0].name, number, part, rows, source, begun, old, to))
         return out
+
+    def multiply(self, number: int, done: int | None, phase: Phase) -> Generator[Phase, list[Receipt], None]:
+        """Phases of a product. done: the last piece that is done, if one is."""
+        for piece in range(0 if done is None else done + 1, self.ridges.pieces):
+            yield replace(phase, jobs=self.parts(number, piece), kept=False, at_home=True)
+            if piece + 1 < self.ridges.pieces:
+                yield replace(phase, jobs=[self.keep(number, piece)])
+                self.forget(number, piece - 1)
 
     def steps(self, number: int, before: Sequence[Receipt]) -> list[StepJob]:
         """Jobs of the step behind it. before: receipts of the step before."""
-        sums = tuple(self._sums(number, part) for part in range(len(self.jobs[0].ridges.parts)))
+        sums = tuple(self._vectors(number, self.ridges.pieces - 1).values())
         folders = tuple(str(self.folder / f"vectors-{of}") for of in (number - 2, number - 1, number))
         return [
             StepJob(
@@ -283,18 +310,13 @@ class _ByRows:
 
 
 def solve_ridges(
-    jobs: Sequence[RidgeJob],
-    products: Sequence[ColumnRange],
-    phase: Phase,
-    ledger: Ledger,
-    scratch: Path,
-    every: int = 0,
+    jobs: Sequence[RidgeJob], products: Sequence[ColumnRange], phase: Phase, ledger: Ledger, scratch: Path
 ) -> Generator[Phase, list[Receipt], list[Receipt]]:
     """Run the jobs of a W step or, by rows, do what they do.
 
     products: columns of a job of a product by rows, each a run of the jobs' columns; none: by columns. phase: what is said
-    of all phases. every: products from one step that is kept to the next; 0: none is. What else those by rows leave is
-    scratch, but for W at last, which is kept as that of the jobs is.
+    of all phases. What those by rows leave is scratch, but for what is kept now and then, and W at last, which is kept as
+    that of the jobs is.
     """
     if not products or all(ledger.get(job.key) is not None for job in jobs):
         return (yield replace(phase, jobs=jobs))
@@ -302,26 +324,30 @@ def solve_ridges(
         scratch / "ridges" / jobs[0].name.replace("/", "-")
     )  # of this W step: a job of an earlier one may come late
     by_rows, most = _ByRows(jobs, products, folder), jobs[0].cg
-    number, receipts = by_rows.last_kept(ledger) or (-1, list[Receipt]([{"going": True}] * len(jobs)))
-    kept = number
-    if kept >= 0:
-        yield replace(phase, jobs=[by_rows.restore(kept)], kept=False, span=None)
+    number, receipts = by_rows.last_kept(ledger)
+    kept, piece = number, by_rows.last_piece(ledger, number + 1)
+    again = [by_rows.restore(number, None)] * (number >= 0)
+    again += [by_rows.restore(number + 1, piece)] * (piece is not None)
+    if again:
+        yield replace(phase, jobs=again, kept=False, span=None)
     while number < most and any(receipt["going"] for receipt in receipts):
         number += 1
         ends = [(number + of) / (most + 1) for of in (0.0, 1 - _STEPPING, 1.0)]
-        span = _within(phase.span, ends[0], ends[1])
-        yield replace(phase, jobs=by_rows.parts(number), kept=False, at_home=True, span=span)
+        yield from by_rows.multiply(number, piece, replace(phase, span=_within(phase.span, ends[0], ends[1])))
+        piece = None
         steps, span = by_rows.steps(number, receipts), _within(phase.span, ends[1], ends[2])
         receipts = yield replace(phase, jobs=steps, kept=False, span=span)
-        if every and (number + 1) % every == 0 and number < most:
-            yield replace(phase, jobs=[by_rows.keep(number, receipts)], span=span)
-            by_rows.forget(kept)
+        if (number + 1) % by_rows.ridges.every == 0 and number < most:
+            yield replace(phase, jobs=[by_rows.keep(number, None, receipts)], span=span)
+            by_rows.forget(kept, None)
+            by_rows.forget(number, by_rows.ridges.pieces - 2)
             kept = number
     stores = [
         StoreJob(job, replace(by_rows.vector(number, "w"), col_ranges=(job.ridges.cols,)), number) for job in jobs
     ]
     solved = yield replace(phase, jobs=stores, span=None)
-    by_rows.forget(kept)
+    by_rows.forget(kept, None)
+    by_rows.forget(number, by_rows.ridges.pieces - 2)
     remove(scratch / "ridges")
     return solved
 

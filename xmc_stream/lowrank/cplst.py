@@ -201,5 +201,5 @@ class CPLSTRun:
             self._sizes.parts, self._sizes.row_bytes, self._holding,
         )  # fmt: skip
         jobs = self._sizes.ridges(whole, f"w/{number}", self._inner, self._state("w", number))
-        yield from solve_ridges(jobs, self._sizes.products, phase, self.ledger, self._scratch, self._sizes.every)
+        yield from solve_ridges(jobs, self._sizes.products, phase, self.ledger, self._scratch)
         return SideBySide(tuple(job.found for job in jobs))

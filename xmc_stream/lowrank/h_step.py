@@ -21,7 +21,6 @@ from xmc_stream.lowrank.steps import write_factors
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.packing import new_pack
-from xmc_stream.store.packs import pack_damage
 from xmc_stream.system.blas import one_blas_thread
 
 LABELS = 128  # that the H step solves for at a time where all pairs count: fixed, as `BLOCK` is
@@ -79,7 +78,7 @@ class LabelsJob:
                 f = run_alone(problem.value(h))
             else:
                 h[problem.n_pairs == 0] = 0
-                begun = Newton.read(self.begun) if self.begun.exists() and not pack_damage(self.begun) else None
+                begun = Newton.read(self.begun)
                 h, f, _ = run_alone(trust_region(problem, h, p.newton, p.cg, p.cg_tol, begun=begun))
         with new_pack(Path(self.folder) / self._range, durable=self.every > 0) as pack:
             pack.write("H", h.astype(np.float32).ravel())

@@ -6,7 +6,7 @@ estimate that the data and the parameters alone decide, what is needed to go on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import LINES, Factor, Panels
+from xmc_stream.factors.products import Array
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.packing import PackedArrayWriter, new_pack
+from xmc_stream.store.packs import pack_damage, read_index
 
 WORK = 1 << 36  # multiply-adds of a sparse product: some ten seconds of a processor
 _ENTRY = 32  # columns that take as long as an entry itself
@@ -123,6 +125,25 @@ def read_sum(path: str, lines: int) -> NDArray[np.float64]:
     """What was written, of so many lines."""
     array = open_array(Path(path) / "sum")
     return np.asarray(array.read(0, array.size).reshape(lines, -1))
+
+
+def write_begun(path: Path, arrays: Mapping[str, Array]) -> None:
+    """What a job has come to, or a loop, into a pack."""
+    with new_pack(path) as pack:
+        for name, values in arrays.items():
+            values = values.astype(np.uint8) if values.dtype == np.bool_ else values
+            writer = PackedArrayWriter(pack, name, values.dtype)
+            for first, last in _lines(len(values)):
+                writer.append(values[first:last].ravel())
+            writer.close()
+
+
+def read_begun(path: Path) -> dict[str, Array] | None:
+    """What was written, each array in one line; None where nothing was, or it is damaged."""
+    if not path.exists() or pack_damage(path):
+        return None
+    arrays = {name: open_array(path / name) for name in read_index(path)}
+    return {name: array.read(0, array.size) for name, array in arrays.items()}
 
 
 def _lines(n: int) -> Iterator[tuple[int, int]]:

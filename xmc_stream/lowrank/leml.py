@@ -242,9 +242,7 @@ class LEMLRun:
         phase = Phase(
             f"{name}, W", (), self._words(step, "W"), self._span(step, 0.0, 0.5), unit="alternation", number=number
         )
-        steps = yield from solve_ridges(
-            solves, self._sizes.products, phase, self.ledger, self._scratch, self._sizes.every
-        )
+        steps = yield from solve_ridges(solves, self._sizes.products, phase, self.ledger, self._scratch)
         parts = SideBySide(tuple(job.found for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
         of_a, words = self._projection(step, parts, scores, sums), self._words(step, "H")

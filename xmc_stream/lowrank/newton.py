@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.lowrank.kept import read_begun, write_begun
 from xmc_stream.lowrank.solver import Array, column_dots
-from xmc_stream.store.chunks import open_array
-from xmc_stream.store.packing import new_pack
 
 _SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
 _POOR, _FAIR, _GOOD = 1e-4, 0.25, 0.75  # actual over predicted decrease
@@ -90,22 +89,18 @@ class Newton:
 
     def write(self, path: Path) -> None:
         """Into a pack, durably."""
-        with new_pack(path) as pack:
-            for of in fields(self):
-                values = np.ravel(getattr(self, of.name))
-                pack.write(of.name, values.astype(np.uint8) if values.dtype == np.bool_ else values)
+        write_begun(path, {of.name: np.atleast_1d(getattr(self, of.name)) for of in fields(self)})
 
     @classmethod
-    def read(cls, path: Path) -> Newton:
-        """What was written."""
-        values: dict[str, Any] = {}
-        for of in fields(cls):
-            array = open_array(path / of.name)
-            values[of.name] = array.read(0, array.size)
-        n = len(values["f"])
-        lines = {name: values[name].reshape(n, -1) for name in ("w", "g", "s", "residual", "direction")}
-        numbers = {name: int(values[name][0]) for name in ("steps", "products", "inner")}
-        return cls(**{**values, **lines, **numbers, "going": values["going"].astype(np.bool_)})
+    def read(cls, path: Path) -> Newton | None:
+        """What was written; None where there is nothing, or it is damaged."""
+        found = read_begun(path)
+        if found is None:
+            return None
+        n = len(found["f"])
+        lines = {name: found[name].reshape(n, -1) for name in ("w", "g", "s", "residual", "direction")}
+        numbers: dict[str, Any] = {name: int(found[name][0]) for name in ("steps", "products", "inner")}
+        return cls(**{**found, **lines, **numbers, "going": found["going"].astype(np.bool_)})
 
 
 def _dots(left: Array, right: Array) -> NDArray[np.float64]:

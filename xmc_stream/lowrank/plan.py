@@ -43,8 +43,8 @@ class LowRankPlan:
     """col_ranges: of columns, a job each; rows, labels: of a job over pairs; small: whether a W step is one job. parts: of the
 
     rows, which sums over all pairs are taken in; products: see `solve_ridges`; row_bytes: of X in a row block of a W step;
-    held: bytes of a part, and of a process, see `Holding`. every: products of a W step from one that is kept to the next;
-    labels_every: the same of a job over labels, 0 where a stop may lose all of an H step.
+    held: bytes of a part, and of a process, see `Holding`. every: products from one that is kept to the next, in a W step over
+    pairs; labels_every: the same in a job over labels, 0 where a stop may lose all of an H step.
     """
 
     col_ranges: tuple[ColumnRange, ...]
@@ -170,9 +170,8 @@ def _pairs(dataset: Dataset, p: LEMLParameters) -> int:
 
 
 def _every(dataset: Dataset, p: LEMLParameters) -> int:
-    """Products of a W step that a stop may lose."""
-    work = 2 * sparse_work(dataset.X_rows().nnz, p.rank)
-    return steps_within(work if p.closed else work + pair_work(_pairs(dataset, p), p.rank))
+    """Products of a W step over pairs that a stop may lose."""
+    return steps_within(2 * sparse_work(dataset.X_rows().nnz, p.rank) + pair_work(_pairs(dataset, p), p.rank))
 
 
 def _width(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, kept: int) -> int:
@@ -202,18 +201,16 @@ def _products(
 ) -> tuple[ColumnRange, ...]:
     """Columns of a job of a W step's product by rows (see `solve_ridges`): all of them, or where all rows stay in memory, as
 
-    few ranges as leave no thread without a job. None where the step is better done by columns: on one thread, or where sums
-    have one part. But a step of which a stop may not lose all goes by rows, with the columns of jobs by columns if need be.
+    few ranges as leave no thread without a job. None where the step is better done by columns: on one thread, on small data.
     """
     at_once, parts = plan.threads * plan.processes, len(row_parts(dataset))
-    long = not p.direct and _every(dataset, p) <= p.cg
-    if (parts == 1 or at_once == 1) and not long:
+    if parts == 1 or at_once == 1:
         return ()
-    ways = [even_ranges(len(col_ranges), n) for n in (-(-at_once // parts), 1)]
-    for runs in ways[: 1 if parts == 1 else 2] + [even_ranges(len(col_ranges), len(col_ranges))] * long:
+    for n in (-(-at_once // parts), 1):
+        runs = even_ranges(len(col_ranges), n)
         products = tuple((col_ranges[first][0], col_ranges[last - 1][1]) for first, last in runs)
         needs = lowrank_needs(plan, dataset, p, _widest(col_ranges), _widest(products))
-        if sum(needs.values()) <= plan.budget and (needs["rows"] == kept or runs is not ways[0] or len(runs) == 1):
+        if sum(needs.values()) <= plan.budget and (needs["rows"] == kept or n == 1):
             return products
     return ()
 

@@ -11,8 +11,9 @@ Sums over rows are taken in parts that the data decide (`row_parts`) and added i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,8 @@ from xmc_stream.factors.products import (
     times,
 )
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.solver import Array, solve_columns
+from xmc_stream.lowrank.kept import pieces_of, read_begun, sparse_work, steps_within, write_begun
+from xmc_stream.lowrank.solver import Array, Descent, Progress, solve_columns
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
@@ -47,15 +49,6 @@ def row_parts(dataset: Dataset) -> tuple[Rows, ...]:
     most = min(_PARTS, X.nnz // (_PART * max(dataset.n_features, 1)))
     parts = 1 << (most.bit_length() - 1) if most and X.nnz >= _LARGE else 1
     return tuple(even_ranges(X.n_lines, parts))
-
-
-def add_in_parts(parts: Sequence[Rows], add: Callable[[Rows, Array], None], out: Array) -> None:
-    """out += the sum over all rows: the first part row after row, each other one as a whole. add: rows, to what."""
-    add(parts[0], out)
-    for rows in parts[1:]:
-        other = aligned_zeros(out.shape)
-        add(rows, other)
-        out += other
 
 
 @dataclass(frozen=True)
@@ -79,6 +72,27 @@ class Ridges:
     def width(self) -> int:
         """Columns."""
         return self.cols[1] - self.cols[0]
+
+    @cached_property
+    def _work(self) -> int:
+        """Of a product with the Hessians of all columns."""
+        return 2 * sparse_work(self.learned.dataset().X_rows().nnz, self.labels.columns)
+
+    @property
+    def every(self) -> int:
+        """Products from one that is kept to the next."""
+        return steps_within(self._work)
+
+    @property
+    def pieces(self) -> int:
+        """Of each part of the rows in a product, of which a stop may lose one of all parts."""
+        return pieces_of(self._work)
+
+    def piece(self, part: int, piece: int) -> Rows:
+        """Rows of a piece."""
+        first, last = self.parts[part]
+        begin, end = ((last - first) * of // self.pieces for of in (piece, piece + 1))
+        return first + begin, first + end
 
     def start(self, columns: int) -> Array:
         """The W to begin from. columns: that a line has in memory."""
@@ -148,40 +162,109 @@ class RidgeJob:
         """The columns of W that it writes."""
         return Factor(f"{self.out}/W", self.ridges.width, self.ridges.learned.n_inputs())
 
+    @property
+    def begun(self) -> Path:
+        """A pack of what it has come to, if that is worth it."""
+        return Path(f"{self.out}.begun")
+
     def run(self) -> Receipt:
         """Solve; the receipt has steps and passes over X."""
-        ridges, dataset = self.ridges, self.ridges.learned.dataset()
-        X, Y = dataset.X_rows(), dataset.Y_rows()
-        h = ridges.labels.take(ridges.cols)
-        w = ridges.start(h.shape[1])
-        residual = aligned_zeros(w.shape)
-        np.multiply(w, np.float32(-ridges.lam), out=residual)
+        return _Solving(self).run()
 
-        room, other = ridges.room(w), ridges.room(w)
 
-        def add_first(rows: Rows, out: Array) -> None:
-            for pair in ridges.blocks(X, Y, rows):
-                ridges.add_residual(pair, Y, h, w, (room, other), out)
+class _Solving:
+    """A `RidgeJob` at work. place: pieces of the rows that are done of the sum which is under way."""
 
-        add_in_parts(ridges.parts, add_first, residual)
-        image = aligned_zeros(w.shape)
-        passes = 1
+    def __init__(self, job: RidgeJob) -> None:
+        self._job, self._ridges, dataset = job, job.ridges, job.ridges.learned.dataset()
+        self._X, self._Y = dataset.X_rows(), dataset.Y_rows()
+        self._h = self._ridges.labels.take(self._ridges.cols)
+        begun = read_begun(job.begun)
+        self._steps, self._place = (-1, 0) if begun is None else map(int, begun["numbers"])
+        if begun is None:
+            self._w = self._ridges.start(self._h.shape[1])
+            self._residual = aligned_zeros(self._w.shape)
+            np.multiply(self._w, np.float32(-self._ridges.lam), out=self._residual)
+        else:
+            self._w, self._residual = self._lines(begun, "w"), self._lines(begun, "residual")
+        self._other = self._lines(begun, "other") if begun and "other" in begun else _NOTHING
+        self._image = self._lines(begun, "image") if begun and "image" in begun else _NOTHING
+        self._columns = None
+        if begun is not None and self._steps >= 0:
+            progress = Progress(begun["square"], begun["enough"])
+            self._columns = Descent(self._w, self._residual, self._lines(begun, "direction"), progress)
+        self._rooms = self._ridges.room(self._w), self._ridges.room(self._w)
 
-        def product(direction: Array) -> Array:
-            nonlocal passes
+    def run(self) -> Receipt:
+        """Solve and store."""
+        job, width = self._job, self._ridges.width
+        if self._columns is None:
+            self._sum(self._add_residual, self._residual)
+            self._steps, self._columns = 0, Descent.begin(self._w, self._residual, job.cg_tol)
+        if not len(self._image):
+            self._image = aligned_zeros(self._w.shape)
+        steps = solve_columns(self._columns, self._product, job.cg, self._steps, self._stepped)
+        with new_factors(Path(job.out), {"W": width}) as writers:
+            for first in range(0, len(self._w), BLOCK):
+                writers["W"].append(self._w[first : first + BLOCK, :width].ravel())
+        job.begun.unlink(missing_ok=True)
+        passes = (1 + steps) * width / self._ridges.labels.columns
+        return {"steps": steps, "passes": passes, "bytes_read": self._X.bytes_read + self._Y.bytes_read}
 
-            def add(rows: Rows, out: Array) -> None:
-                for x, _ in ridges.blocks(X, Y, rows):
-                    ridges.add_product(x, direction, room, out)
+    def _product(self, direction: Array) -> Array:
+        if not self._place:
+            np.multiply(direction, np.float32(self._ridges.lam), out=self._image)
 
-            np.multiply(direction, np.float32(ridges.lam), out=image)
-            add_in_parts(ridges.parts, add, image)
-            passes += 1
-            return image
+        def add(rows: Rows, out: Array) -> None:
+            for x, _ in self._ridges.blocks(self._X, self._Y, rows):
+                self._ridges.add_product(x, direction, self._rooms[0], out)
 
-        steps = solve_columns(w, residual, product, self.cg, self.cg_tol)
-        with new_factors(Path(self.out), {"W": ridges.width}) as writers:
-            for first in range(0, len(w), BLOCK):
-                writers["W"].append(w[first : first + BLOCK, : ridges.width].ravel())
-        share = ridges.width / ridges.labels.columns
-        return {"steps": steps, "passes": passes * share, "bytes_read": X.bytes_read + Y.bytes_read}
+        self._sum(add, self._image)
+        return self._image
+
+    def _sum(self, add: Callable[[Rows, Array], None], out: Array) -> None:
+        """out += the sum over all rows: the first part row after row, each other one as a whole."""
+        ridges = self._ridges
+        for place in range(self._place, len(ridges.parts) * ridges.pieces):
+            part, piece = divmod(place, ridges.pieces)
+            if part and not piece:
+                self._other = aligned_zeros(out.shape)
+            add(ridges.piece(part, piece), self._other if part else out)
+            if part and piece + 1 == ridges.pieces:
+                out += self._other
+                self._other = _NOTHING
+            self._place = place + 1
+            if ridges.pieces > 1:
+                self._keep()
+        self._place = 0
+
+    def _add_residual(self, rows: Rows, out: Array) -> None:
+        for pair in self._ridges.blocks(self._X, self._Y, rows):
+            self._ridges.add_residual(pair, self._Y, self._h, self._w, self._rooms, out)
+
+    def _stepped(self, steps: int) -> None:
+        self._steps = steps
+        if steps % self._ridges.every == 0 and steps < self._job.cg:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Into the pack: all that it goes on from."""
+        width, columns = self._ridges.width, self._columns
+        lines = {"w": self._w, "residual": self._residual}
+        if columns is not None:
+            lines["direction"] = columns.direction
+        if self._place:
+            lines |= {"image": self._image, "other": self._other}
+        arrays = {name: array[:, :width] for name, array in lines.items() if len(array)}
+        if columns is not None:
+            arrays |= {"square": columns.progress.square, "enough": columns.progress.enough}
+        write_begun(self._job.begun, {**arrays, "numbers": np.array([self._steps, self._place])})
+
+    def _lines(self, begun: Mapping[str, Array], name: str) -> Array:
+        """One of the matrices that were kept, as the kernels have it."""
+        out = aligned_zeros((self._ridges.learned.n_inputs(), self._h.shape[1]))
+        out[:, : self._ridges.width] = begun[name].reshape(len(out), -1)
+        return out
+
+
+_NOTHING: Array = np.empty((0, 0), np.float32)

@@ -134,18 +134,23 @@ class Descent:
         self.progress = self.progress.stepped(after)
 
 
-def solve_columns(w: Array, residual: Array, product: Callable[[Array], Array], most: int, tol: float) -> int:
+def solve_columns(
+    columns: Descent,
+    product: Callable[[Array], Array],
+    most: int,
+    steps: int = 0,
+    keep: Callable[[int], None] = lambda steps: None,
+) -> int:
     """Solve Hessian_c w_c = b_c for each column c by conjugate gradients, all columns at a time; returns the steps taken.
 
-    w (D x c): where to begin, becomes the solution; residual: b - Hessian w there, is overwritten; product: of the Hessians
-    with D x c. It ends after `most` steps, or where all columns have ended: see `Descent`.
+    columns: where to begin; its w becomes the solution. product: of the Hessians with D x c. It ends after `most` steps, or
+    where all columns have ended. steps: taken so far; keep: is told of each.
     """
-    columns = Descent.begin(w, residual, tol)
-    for step in range(most):
-        if not columns.going.any():
-            return step
+    while steps < most and columns.going.any():
         columns.step(product(columns.direction))
-    return most
+        steps += 1
+        keep(steps)
+    return steps
 
 
 def first_labels(first: int, last: int, rank: int, seed: int) -> NDArray[np.float32]:

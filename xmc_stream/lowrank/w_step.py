@@ -180,8 +180,8 @@ class WStep:
         """Where an earlier session was when it kept something last."""
         for products in range(self.parameters.newton * self.parameters.cg, 0, -1):
             job = self.kept(products)
-            if ledger.get(job.key) is not None and Path(job.out).exists():
-                return Newton.read(Path(job.out))
+            if ledger.get(job.key) is not None and (found := Newton.read(Path(job.out))):
+                return found
         return None
 
     def _first(self) -> Array:
