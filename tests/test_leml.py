@@ -360,7 +360,7 @@ def test_the_scale_of_lam_is_that_of_chance(given: bool, tmp_path: Path) -> None
     dataset.with_observed(sp.csr_matrix(mask))
     for share in (0.0, 0.3):
         learned = Learned.of(dataset, share, 0, True)
-        scale = ScaleJob(learned, given).run()["scale"]
+        scale = ScaleJob(learned, given, tmp_path / "begun").run()["scale"]
         held = learned.kept_out(0, n)
         rows = np.ones(n, np.bool_) if held is None else ~held
         known = mask[rows]
@@ -372,7 +372,9 @@ def test_the_scale_of_lam_is_that_of_chance(given: bool, tmp_path: Path) -> None
     for loss, slope in (("squared", 1), ("logistic", 2), ("squared_hinge", 4)):
         clf = fit(sp.csr_matrix(X.astype(np.float32)), sp.csr_matrix(Y.astype(np.float32)), tmp_path, lam=None, loss=loss,
                   rank=2, alternations=1, cg=2)  # fmt: skip
-        mine = ScaleJob(Learned.of(xs.open_dataset(tmp_path / "data.xmc"), 0.0, 0, False), False).run()["scale"]
+        mine = ScaleJob(
+            Learned.of(xs.open_dataset(tmp_path / "data.xmc"), 0.0, 0, False), False, tmp_path / "begun"
+        ).run()["scale"]
         assert clf.report_["lam"] == pytest.approx(slope * mine / 16)
     assert LEMLParameters(lam=None).lam_for(0.0) == 1.0  # rows that are all the same, or no positives
     assert LEMLParameters(lam=3.0).lam_for(7.0) == 3.0

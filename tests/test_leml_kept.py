@@ -18,7 +18,7 @@ from helpers.forked import Forked
 
 import xmc_stream as xs
 from xmc_stream.errors import JobError
-from xmc_stream.lowrank import kept, newton, parameters, ridge
+from xmc_stream.lowrank import kept, newton, parameters, ridge, scale
 from xmc_stream.lowrank.by_rows import _ByRows
 from xmc_stream.lowrank.cplst import CPLSTRun
 from xmc_stream.lowrank.kept import write_begun
@@ -149,7 +149,7 @@ def test_a_run_that_is_stopped_within_its_jobs_goes_on_there(
         left = 3
         return run_here(loop, ledger)
 
-    for module in (newton, ridge):
+    for module in (newton, ridge, scale):
         monkeypatch.setattr(module, "write_begun", few)
     assert digest(data, tmp_path / "cut", VARIANTS[name], cut, 200, threads=1) == whole
     assert written > 15

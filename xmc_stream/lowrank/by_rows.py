@@ -15,7 +15,7 @@ import numpy as np
 from xmc_stream.factors.factors import LINES, ColumnRange, Panels, new_factors
 from xmc_stream.factors.products import BLOCK
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.kept import KeepJob, RestoreJob
+from xmc_stream.lowrank.kept import KeepJob, RestoreJob, share_begun, within
 from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
 from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows
 from xmc_stream.lowrank.solver import Array, Progress
@@ -319,7 +319,7 @@ def solve_ridges(
     that of the jobs is.
     """
     if not products or all(ledger.get(job.key) is not None for job in jobs):
-        return (yield replace(phase, jobs=jobs))
+        return (yield replace(phase, jobs=jobs, span=within(phase.span, share_begun(jobs), 1.0)))
     folder = (
         scratch / "ridges" / jobs[0].name.replace("/", "-")
     )  # of this W step: a job of an earlier one may come late
@@ -333,9 +333,9 @@ def solve_ridges(
     while number < most and any(receipt["going"] for receipt in receipts):
         number += 1
         ends = [(number + of) / (most + 1) for of in (0.0, 1 - _STEPPING, 1.0)]
-        yield from by_rows.multiply(number, piece, replace(phase, span=_within(phase.span, ends[0], ends[1])))
+        yield from by_rows.multiply(number, piece, replace(phase, span=within(phase.span, ends[0], ends[1])))
         piece = None
-        steps, span = by_rows.steps(number, receipts), _within(phase.span, ends[1], ends[2])
+        steps, span = by_rows.steps(number, receipts), within(phase.span, ends[1], ends[2])
         receipts = yield replace(phase, jobs=steps, kept=False, span=span)
         if (number + 1) % by_rows.ridges.every == 0 and number < most:
             yield replace(phase, jobs=[by_rows.keep(number, None, receipts)], span=span)
@@ -350,8 +350,3 @@ def solve_ridges(
     by_rows.forget(number, by_rows.ridges.pieces - 2)
     remove(scratch / "ridges")
     return solved
-
-
-def _within(span: tuple[float, float] | None, begin: float, end: float) -> tuple[float, float] | None:
-    """A part of a span."""
-    return None if span is None else (span[0] + begin * (span[1] - span[0]), span[0] + end * (span[1] - span[0]))

@@ -19,7 +19,7 @@ from xmc_stream.factors.factors import FACTORS, ColumnRange, Dense, Factor, Pane
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import BLOCK, LINES, Learned
 from xmc_stream.lowrank.by_rows import solve_ridges
-from xmc_stream.lowrank.kept import pieces_of, read_sum, row_pieces, sparse_work
+from xmc_stream.lowrank.kept import pieces_of, read_sum, row_pieces, sparse_work, within
 from xmc_stream.lowrank.normal import COLUMNS, NormalJob, NormalSolveJob
 from xmc_stream.lowrank.parameters import CPLSTParameters
 from xmc_stream.lowrank.plan import plan_lowrank
@@ -182,12 +182,14 @@ class CPLSTRun:
         n, long = self.dataset.n_samples, pieces_of(work) > 1
         folder = self._state(what, number) if long else self._scratch / what
         begun = ("",) * len(col_ranges)
-        for rows in row_pieces(n, _APART * work // len(col_ranges) if long else 0, BLOCK):
+        pieces = row_pieces(n, _APART * work // len(col_ranges) if long else 0, BLOCK)
+        for piece, rows in enumerate(pieces):
             jobs = [
                 NormalJob(self._learned, f"{what}/{number}", cols, labels, rows, before, folder, long)
                 for cols, before in zip(col_ranges, begun, strict=True)
             ]
-            yield replace(phase, jobs=jobs, kept=long)
+            span = within(phase.span, piece / len(pieces), (piece + 1) / len(pieces))
+            yield replace(phase, jobs=jobs, span=span, kept=long)
             begun = tuple(job.out for job in jobs)
         return begun
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Dense, Factor, Panels
 from xmc_stream.factors.products import BLOCK, Learned, held_out_metrics
+from xmc_stream.lowrank.kept import number_begun
 from xmc_stream.lowrank.known_pairs import AllPairs, GivenPairs, counted, dense_labels, given, loss_units
 from xmc_stream.lowrank.newton import Newton, run_alone, trust_region
 from xmc_stream.lowrank.parameters import LEMLParameters
@@ -64,6 +65,10 @@ class LabelsJob:
     def begun(self) -> Path:
         """Where the Newton method is."""
         return Path(self.folder) / f"{self._range}.begun"
+
+    def share(self) -> float:
+        """Of it, that is done."""
+        return number_begun(self.begun, "products") / (self.parameters.newton * self.parameters.cg)
 
     def run(self) -> Receipt:
         """Solve; the receipt has the losses' sum and lam/2 ||H||^2, in units."""

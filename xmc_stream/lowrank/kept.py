@@ -6,13 +6,15 @@ estimate that the data and the parameters alone decide, what is needed to go on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.errors import StoreError
 from xmc_stream.factors.factors import LINES, Factor, Panels
 from xmc_stream.factors.products import Array
 from xmc_stream.lowrank.parameters import LEMLParameters
@@ -24,7 +26,7 @@ from xmc_stream.store.packs import pack_damage, read_index
 
 WORK = 1 << 36  # multiply-adds of a sparse product: some ten seconds of a processor
 _ENTRY = 32  # columns that take as long as an entry itself
-_PAIR = 100  # columns that take as long as the loss of a pair
+_PAIR, _GATHERED = 150, 7  # columns that take as long as the loss of a pair; as a column of a given pair
 
 
 def sparse_work(nnz: int, columns: int) -> int:
@@ -32,9 +34,9 @@ def sparse_work(nnz: int, columns: int) -> int:
     return nnz * (columns + _ENTRY)
 
 
-def pair_work(pairs: int, rank: int) -> int:
-    """Of a product over pairs of rows and labels, whose weights are made anew."""
-    return pairs * (rank + _PAIR)
+def pair_work(pairs: int, p: LEMLParameters) -> int:
+    """Of a product over pairs of rows and labels, whose weights are made anew. Factors of given pairs are gathered."""
+    return pairs * (_PAIR + (_GATHERED if p.observed == "given" else 1) * p.rank)
 
 
 def most_products(p: LEMLParameters) -> int:
@@ -46,7 +48,7 @@ def h_work(pairs: int, p: LEMLParameters) -> int:
     """Of an H step over pairs."""
     if p.loss == "squared":
         return pairs * p.rank * p.rank
-    return most_products(p) * pair_work(pairs, p.rank)
+    return most_products(p) * pair_work(pairs, p)
 
 
 def pieces_of(work: int) -> int:
@@ -144,6 +146,32 @@ def read_begun(path: Path) -> dict[str, Array] | None:
         return None
     arrays = {name: open_array(path / name) for name in read_index(path)}
     return {name: array.read(0, array.size) for name, array in arrays.items()}
+
+
+def number_begun(path: Path, name: str) -> int:
+    """One of the numbers that were written, for those who watch; 0 where nothing was."""
+    try:
+        return int(open_array(path / name).read(0, 1)[0]) if path.exists() else 0
+    except StoreError:
+        return 0
+
+
+class Resumable(Protocol):
+    """A job that goes on from what it has come to."""
+
+    def share(self) -> float:
+        """Of it, that is done, from 0 to 1."""
+        ...
+
+
+def share_begun(jobs: Sequence[Resumable]) -> float:
+    """Of the jobs of a phase, that an earlier session did within them."""
+    return sum(job.share() for job in jobs) / max(len(jobs), 1)
+
+
+def within(span: tuple[float, float] | None, begin: float, end: float) -> tuple[float, float] | None:
+    """A part of the span of a phase."""
+    return None if span is None else (span[0] + begin * (span[1] - span[0]), span[0] + end * (span[1] - span[0]))
 
 
 def _lines(n: int) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """LEML's alternations: W, then H, until the objective or the held-out rows say stop; then the model of the best one.
 
-The loop is a generator, as that of `ppdsparse.run`. What a half-step leaves is durable and in the ledger. What
-lies in `scratch` is not: a session that goes on makes it again.
+The loop is a generator, as that of `ppdsparse.run`. What a half-step leaves is durable and in the ledger, and of a long one
+what it comes to on the way (see `kept`). What lies in `scratch` is not: a session that goes on makes it again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.kernels.products import add_transposed
 from xmc_stream.lowrank.by_rows import solve_ridges
 from xmc_stream.lowrank.h_step import AlternationJob, LabelsJob
+from xmc_stream.lowrank.kept import share_begun, within
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.plan import plan_lowrank
@@ -136,7 +137,7 @@ class LEMLRun:
         learned = Learned.of(d, p.held_out, self.seed, p.bias)
         measured: Receipt = {"scale": 0.0}
         if p.lam is None:
-            scale = ScaleJob(learned, p.observed == "given")
+            scale = ScaleJob(learned, p.observed == "given", self._state("scale", 0) / "begun")
             measured = (yield Phase("scale", [scale], "measuring the scale of the data"))[0]
         lam = p.lam_for(measured["scale"])
         h = self._panels("h", d.n_labels, whole=True)
@@ -226,6 +227,7 @@ class LEMLRun:
         """An alternation; before: the receipt of what it begins from."""
         done = self.ledger.get(f"h/{step.number}")
         if done is not None:
+            self._clear(step.number)  # the end may have come between
             return done
         return (yield from (self._closed_step if self.parameters.closed else self._step)(step, before))
 
@@ -274,6 +276,7 @@ class LEMLRun:
         """Remove what an alternation kept on its way."""
         for kind in ("w", "a", "gram", "labels"):
             remove(self._state(kind, number))
+        remove(self._scratch / f"labels-{number}")
 
     def _step(self, step: Alternation, before: Receipt) -> Generator[Phase, list[Receipt], Receipt]:
         """Both half-steps over pairs."""
@@ -283,27 +286,28 @@ class LEMLRun:
         of_w = WStep(
             learned, f"w/{number}", f"{name}, W", number, p, step.lam, self._sizes.col_ranges, self._sizes.rows, h, previous,
             str(self._scratch), self._sizes.parts, self._holding, str(w.parent), self._sizes.every,
+            self._span(step, 0.0, 0.6),
         )  # fmt: skip
-        solved = self.ledger.get(of_w.name)
+        solved, words = self.ledger.get(of_w.name), self._words(step, "W")
         if self._sizes.small:
-            alone = [WStepJob(of_w, str(w))]
-            words, span = self._words(step, "W"), self._span(step, 0.0, 0.6)
+            alone, span = [WStepJob(of_w, str(w))], self._span(step, 0.0, 0.6)
             solved = (yield Phase(f"{name}, W", alone, words, span, unit="alternation", number=number))[0]
         elif solved is None:
-            receipt = yield from of_w.loop(self.ledger)
-            solved = (yield Phase(f"{name}, W", [WStepJob(of_w, str(w), receipt)], self._words(step, "W")))[0]
+            store = [WStepJob(of_w, str(w), (yield from of_w.loop(self.ledger)))]
+            solved = (yield Phase(f"{name}, W", store, words, self._span(step, 0.6, 0.6)))[0]
         found, scores = Factor(str(w / "W"), p.rank, learned.n_inputs()), self._panels("a", d.n_samples)
         of_a, words = self._projection(step, found, scores, None), self._words(step, "H")
         yield from of_a.project(Phase(f"{name}, A", (), words, self._span(step, 0.6, 0.7)), self.ledger)
         long = self._sizes.labels_every > 0
-        folder = self._state("labels", number) if long else self._scratch / "labels"
+        folder = self._state("labels", number) if long else self._scratch / f"labels-{number}"
         jobs = [
             LabelsJob(
                 learned, f"labels/{number}", p, step.lam, first, last, h, scores, str(folder), self._sizes.labels_every
             )
             for first, last in self._sizes.labels
         ]
-        receipts = yield Phase(f"{name}, H", jobs, words, self._span(step, 0.7, 0.95), kept=long)
+        rest = within(self._span(step, 0.7, 0.95), share_begun(jobs), 1.0)
+        receipts = yield Phase(f"{name}, H", jobs, words, rest, kept=long)
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
         lines = Stacked(tuple(job.found for job in jobs))
         job = AlternationJob(

@@ -171,7 +171,7 @@ def _pairs(dataset: Dataset, p: LEMLParameters) -> int:
 
 def _every(dataset: Dataset, p: LEMLParameters) -> int:
     """Products of a W step over pairs that a stop may lose."""
-    return steps_within(2 * sparse_work(dataset.X_rows().nnz, p.rank) + pair_work(_pairs(dataset, p), p.rank))
+    return steps_within(2 * sparse_work(dataset.X_rows().nnz, p.rank) + pair_work(_pairs(dataset, p), p))
 
 
 def _width(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, kept: int) -> int:

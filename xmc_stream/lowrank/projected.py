@@ -13,7 +13,7 @@ from xmc_stream.factors.factors import Dense, Panels
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding
 from xmc_stream.factors.products import BLOCK, Learned
 from xmc_stream.factors.projection import Parts, ProjectJob
-from xmc_stream.lowrank.kept import RestoreJob, row_pieces, sparse_work
+from xmc_stream.lowrank.kept import RestoreJob, row_pieces, sparse_work, within
 from xmc_stream.lowrank.steps import GramJob, gram_jobs
 from xmc_stream.runtime.job import Ledger, Phase, Receipt
 
@@ -41,7 +41,8 @@ class Projection:
         if len(pieces) == 1:
             jobs = [self._job(cols, self.parts) for cols in self.scores.col_ranges]
             return int((yield replace(phase, jobs=jobs, kept=False))[0]["positives"])
-        for rows in pieces:
+        for number, rows in enumerate(pieces):
+            said = replace(phase, span=within(phase.span, number / len(pieces), (number + 1) / len(pieces)))
             jobs = [
                 replace(
                     self._job(cols, (rows,)), holding=NO_HOLDING, begun=begun if self.sums else "",
@@ -51,8 +52,8 @@ class Projection:
             ]  # fmt: skip
             again = [self._restore(job, rows) for job in jobs if ledger.get(job.key) is not None]
             if again:
-                yield replace(phase, jobs=again, kept=False)
-            positives += (yield replace(phase, jobs=jobs))[0]["positives"]
+                yield replace(said, jobs=again, kept=False)
+            positives += (yield replace(said, jobs=jobs))[0]["positives"]
             before = [job.kept for job in jobs]
         return positives
 

@@ -29,7 +29,7 @@ from xmc_stream.factors.products import (
     times,
 )
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.kept import pieces_of, read_begun, sparse_work, steps_within, write_begun
+from xmc_stream.lowrank.kept import number_begun, pieces_of, read_begun, sparse_work, steps_within, write_begun
 from xmc_stream.lowrank.solver import Array, Descent, Progress, solve_columns
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
@@ -166,6 +166,10 @@ class RidgeJob:
     def begun(self) -> Path:
         """A pack of what it has come to, if that is worth it."""
         return Path(f"{self.out}.begun")
+
+    def share(self) -> float:
+        """Of it, that is done."""
+        return max(0, number_begun(self.begun, "numbers")) / self.cg
 
     def run(self) -> Receipt:
         """Solve; the receipt has steps and passes over X."""

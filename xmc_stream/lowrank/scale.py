@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.products import ROW_BYTES, ROW_LINES, Array, Learned, blocks, csr
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
+from xmc_stream.lowrank.kept import read_begun, steps_within, write_begun
 from xmc_stream.lowrank.kernels.steps import add_column_dots
 from xmc_stream.lowrank.known_pairs import given
 from xmc_stream.runtime.job import Receipt
@@ -19,6 +21,7 @@ from xmc_stream.system.blas import one_blas_thread
 
 _STEPS = 30  # of the power method, at most
 _ENOUGH = 1e-3  # relative change at which it ends
+_PAIR = 150  # columns of a sparse product that take as long as a pair in a step
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,13 @@ class ScaleJob:
     """sqrt(mean_i ||x_i - m||^2) ||Y - M||_2, of the rows that are learned from; m, M: their mean, and each label's.
 
     With labels that have nothing to do with X, the largest singular value of X^T (Y - M) is about so large. Of given pairs,
-    Y - M is 0 elsewhere, and a label's mean is that of its own pairs.
+    Y - M is 0 elsewhere, and a label's mean is that of its own pairs. begun: a pack for what the power method has come to, if
+    that is worth it.
     """
 
     learned: Learned
     given: bool
+    begun: Path
 
     @property
     def key(self) -> str:
@@ -42,8 +47,21 @@ class ScaleJob:
         dataset = self.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
         mask = dataset.observed_rows() if self.given else None
+        begun = read_begun(self.begun)
         with one_blas_thread():
-            scale = math.sqrt(self._spread(X)) * self._norm(Y, mask)
+            spread, value, step = begun["numbers"].tolist() if begun else (self._spread(X), 0.0, 0)
+            means, v = (begun["means"], begun["v"]) if begun else self._start(Y, mask)
+            every = steps_within((Y if mask is None else mask).nnz * _PAIR)
+            for number in range(int(step), _STEPS):
+                v, before = self._product(Y, mask, means, v), value
+                value = math.sqrt(float(np.square(v).sum()))
+                if abs(value - before) <= _ENOUGH * value:
+                    break
+                if (number + 1) % every == 0:
+                    numbers = np.array([spread, value, number + 1])
+                    write_begun(self.begun, {"means": means, "v": v, "numbers": numbers})
+        self.begun.unlink(missing_ok=True)
+        scale = math.sqrt(spread) * math.sqrt(value)
         read = X.bytes_read + Y.bytes_read + (mask.bytes_read if mask else 0)
         return {"scale": scale, "passes": 1.0, "bytes_read": read}
 
@@ -64,28 +82,22 @@ class ScaleJob:
             add_column_dots(values, values, square)
         return max(0.0, float(square[0]) / n - float(np.square(total / n).sum())) if n else 0.0
 
-    def _norm(self, Y: SparseMatrix, mask: SparseMatrix | None) -> float:
-        """||Y - M||_2, by the power method."""
+    def _start(self, Y: SparseMatrix, mask: SparseMatrix | None) -> tuple[Array, Array]:
+        """M, and the vector from which the power method comes to ||Y - M||_2."""
         positives, known = np.zeros(Y.shape[1]), np.zeros(Y.shape[1])
         for counted, indptr, labels, true in self._pairs(Y, mask):
             of_pairs = np.repeat(counted, np.diff(indptr))
             positives += np.bincount(labels[of_pairs & (true > 0)], minlength=len(known))
             known += int(counted.sum()) if mask is None else np.bincount(labels[of_pairs], minlength=len(known))
         means = positives / np.maximum(known, 1)
-        v, value, before = np.random.default_rng(0).standard_normal(len(means)), 0.0, 0.0
-        for _ in range(_STEPS):
-            length = math.sqrt(float(np.square(v).sum()))
-            if length == 0:
-                return 0.0
-            v /= length
-            v = self._product(Y, mask, means, v)
-            value, before = math.sqrt(float(np.square(v).sum())), value
-            if abs(value - before) <= _ENOUGH * value:
-                break
-        return math.sqrt(value)
+        return means, np.random.default_rng(0).standard_normal(len(means))
 
     def _product(self, Y: SparseMatrix, mask: SparseMatrix | None, means: Array, v: Array) -> NDArray[np.float64]:
-        """(Y - M)^T (Y - M) v."""
+        """(Y - M)^T (Y - M) v, of v scaled to length one."""
+        length = math.sqrt(float(np.square(v).sum()))
+        if length == 0:
+            return np.zeros_like(v)
+        v = v / length
         out, total = np.zeros((len(v), 1)), np.zeros(1)
         offset = float((means * v).sum()) if mask is None else 0.0
         for counted, indptr, labels, true in self._pairs(Y, mask):

@@ -19,6 +19,7 @@ from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned
 from xmc_stream.factors.projection import Parts, ProjectJob, row_blocks
 from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.lowrank.kept import within
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT, AllPairs, GivenPairs, counted, dense_labels, given
 from xmc_stream.lowrank.newton import Newton, trust_region
 from xmc_stream.lowrank.parameters import LEMLParameters
@@ -146,7 +147,7 @@ class WStep:
     Its vectors (`VECTORS` of D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
     columns in `col_ranges` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
     from, None for 0. scratch: a folder. parts, holding: see `row_blocks`. state: a folder for what is kept, of every so many
-    products (`every`; 0: of none).
+    products (`every`; 0: of none). span: of the phases.
     """
 
     learned: Learned
@@ -164,6 +165,7 @@ class WStep:
     holding: Holding
     state: str = ""
     every: int = 0
+    span: tuple[float, float] | None = None
 
     def panels(self, name: str) -> Panels:
         """Scratch for a D x r vector (w, s, g), or N x r (a, a-next, b, v)."""
@@ -172,13 +174,18 @@ class WStep:
         col_ranges = ((0, self.col_ranges[-1][1]),) if name == "v" else self.col_ranges
         return Panels(f"{self.scratch}/{name}", dataset.n_samples if by_row else self.learned.n_inputs(), col_ranges)
 
+    @property
+    def most_products(self) -> int:
+        """With Hessians."""
+        return self.parameters.newton * self.parameters.cg
+
     def kept(self, products: int) -> KeptJob:
         """What says that so many products are kept."""
         return KeptJob(f"{self.name}/at-{products}", f"{self.state}/at-{products}")
 
     def _begun(self, ledger: Ledger) -> Newton | None:
         """Where an earlier session was when it kept something last."""
-        for products in range(self.parameters.newton * self.parameters.cg, 0, -1):
+        for products in range(self.most_products, 0, -1):
             job = self.kept(products)
             if ledger.get(job.key) is not None and (found := Newton.read(Path(job.out))):
                 return found
@@ -195,7 +202,8 @@ class WStep:
 
     def loop(self, ledger: Ledger) -> Generator[Phase, list[Receipt], Receipt]:
         """Phases of jobs; leaves W in the panels "w"."""
-        p, problem, begun = self.parameters, _Pairs(self), self._begun(ledger)
+        p, begun = self.parameters, self._begun(ledger)
+        problem = _Pairs(self, begun)
         w = self._first() if begun is None else begun.w
         found, f, products = yield from trust_region(problem, w, p.newton, p.cg, p.cg_tol, p.loss == "squared", begun)
         problem.write("w", found)
@@ -209,16 +217,18 @@ VECTORS = 8  # of D x r, in a W step over pairs: w, the next one, g, s, residual
 class _Pairs:
     """The problem of a W step, for `trust_region`."""
 
-    def __init__(self, step: WStep) -> None:
+    def __init__(self, step: WStep, begun: Newton | None = None) -> None:
         self._step = step
         self._shape = step.learned.n_inputs(), step.parameters.rank
         self.sums = dict(_READ)
+        self._products = 0 if begun is None else begun.products  # for those who watch
 
     def _do(self, jobs: Sequence[Job], kept: bool = False) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        step = self._step
+        span = within(step.span, *(min(1.0, n / step.most_products) for n in (self._products, self._products + 1)))
         receipts = yield Phase(
-            self._step.title, jobs, f"solving for {self._step.title}", kept=kept, unit="alternation",
-            number=self._step.number,
-        )  # fmt: skip
+            step.title, jobs, f"solving for {step.title}", span, kept=kept, unit="alternation", number=step.number
+        )
         for name in self.sums:
             self.sums[name] += sum(receipt.get(name, 0) for receipt in receipts)
         return receipts
@@ -298,7 +308,7 @@ class _Pairs:
 
     def keep(self, at: Newton) -> Generator[Phase, list[Receipt], None]:
         """A pack, and a line of the ledger, which gets the sums over the jobs before it; what was kept before goes."""
-        step = self._step
+        step, self._products = self._step, at.products
         if step.every and at.products % step.every == 0:
             job = step.kept(at.products)
             at.write(Path(job.out))
