@@ -280,7 +280,7 @@ class _ByRows:
             values = tuple(v for job in self.jobs if cols[0] <= job.ridges.cols[0] < cols[1] for v in job.ridges.values)
             ridges = replace(self.ridges, cols=cols, values=values)
             for part in range(len(ridges.parts)):
-                rows = ridges.piece(part, piece)
+                rows = self.ridges.piece(part, piece)
                 begun = self._sums(number, part, piece - 1) if piece else None
                 of_old = ((number, piece - 2),) if piece else ((number - 1, last), (number - 1, last - 1))
                 old = tuple(self._sums(at, part, of) for at, of in of_old)

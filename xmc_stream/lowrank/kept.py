@@ -22,7 +22,7 @@ from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.packing import PackedArrayWriter, new_pack
-from xmc_stream.store.packs import pack_damage, read_index
+from xmc_stream.store.packs import pack_damage
 
 WORK = 1 << 36  # multiply-adds of a sparse product: some ten seconds of a processor
 _ENTRY = 32  # columns that take as long as an entry itself
@@ -140,12 +140,15 @@ def write_begun(path: Path, arrays: Mapping[str, Array]) -> None:
             writer.close()
 
 
-def read_begun(path: Path) -> dict[str, Array] | None:
-    """What was written, each array in one line; None where nothing was, or it is damaged."""
-    if not path.exists() or pack_damage(path):
-        return None
-    arrays = {name: open_array(path / name) for name in read_index(path)}
-    return {name: array.read(0, array.size) for name, array in arrays.items()}
+def begun_at(path: Path) -> bool:
+    """Whether something was written, and is whole."""
+    return path.exists() and not pack_damage(path)
+
+
+def read_begun(path: Path, name: str) -> Array:
+    """One of the arrays that were written, in one line."""
+    array = open_array(path / name)
+    return array.read(0, array.size)
 
 
 def number_begun(path: Path, name: str) -> int:

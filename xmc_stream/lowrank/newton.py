@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.lowrank.kept import read_begun, write_begun
+from xmc_stream.lowrank.kept import begun_at, read_begun, write_begun
 from xmc_stream.lowrank.solver import Array, column_dots
 
 _SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
@@ -94,9 +94,9 @@ class Newton:
     @classmethod
     def read(cls, path: Path) -> Newton | None:
         """What was written; None where there is nothing, or it is damaged."""
-        found = read_begun(path)
-        if found is None:
+        if not begun_at(path):
             return None
+        found = {of.name: read_begun(path, of.name) for of in fields(cls)}
         n = len(found["f"])
         lines = {name: found[name].reshape(n, -1) for name in ("w", "g", "s", "residual", "direction")}
         numbers: dict[str, Any] = {name: int(found[name][0]) for name in ("steps", "products", "inner")}

@@ -11,7 +11,7 @@ Sums over rows are taken in parts that the data decide (`row_parts`) and added i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,15 @@ from xmc_stream.factors.products import (
     times,
 )
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.kept import number_begun, pieces_of, read_begun, sparse_work, steps_within, write_begun
+from xmc_stream.lowrank.kept import (
+    begun_at,
+    number_begun,
+    pieces_of,
+    read_begun,
+    sparse_work,
+    steps_within,
+    write_begun,
+)
 from xmc_stream.lowrank.solver import Array, Descent, Progress, solve_columns
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
@@ -183,21 +191,29 @@ class _Solving:
         self._job, self._ridges, dataset = job, job.ridges, job.ridges.learned.dataset()
         self._X, self._Y = dataset.X_rows(), dataset.Y_rows()
         self._h = self._ridges.labels.take(self._ridges.cols)
-        begun = read_begun(job.begun)
-        self._steps, self._place = (-1, 0) if begun is None else map(int, begun["numbers"])
-        if begun is None:
+        self._columns: Descent | None = None
+        self._image = self._other = _NOTHING
+        if begun_at(job.begun):
+            self._go_on()
+        else:
+            self._steps, self._place = -1, 0
             self._w = self._ridges.start(self._h.shape[1])
             self._residual = aligned_zeros(self._w.shape)
             np.multiply(self._w, np.float32(-self._ridges.lam), out=self._residual)
-        else:
-            self._w, self._residual = self._lines(begun, "w"), self._lines(begun, "residual")
-        self._other = self._lines(begun, "other") if begun and "other" in begun else _NOTHING
-        self._image = self._lines(begun, "image") if begun and "image" in begun else _NOTHING
-        self._columns = None
-        if begun is not None and self._steps >= 0:
-            progress = Progress(begun["square"], begun["enough"])
-            self._columns = Descent(self._w, self._residual, self._lines(begun, "direction"), progress)
         self._rooms = self._ridges.room(self._w), self._ridges.room(self._w)
+
+    def _go_on(self) -> None:
+        """From what was kept."""
+        pack = self._job.begun
+        self._steps, self._place = (int(number) for number in read_begun(pack, "numbers"))
+        self._w, self._residual = self._lines("w"), self._lines("residual")
+        if self._steps >= 0:
+            progress = Progress(read_begun(pack, "square"), read_begun(pack, "enough"))
+            self._columns = Descent(self._w, self._residual, self._lines("direction"), progress)
+        if self._place and self._steps >= 0:
+            self._image = self._lines("image")
+        if self._place > self._ridges.pieces and self._place % self._ridges.pieces:
+            self._other = self._lines("other")
 
     def run(self) -> Receipt:
         """Solve and store."""
@@ -238,7 +254,7 @@ class _Solving:
                 out += self._other
                 self._other = _NOTHING
             self._place = place + 1
-            if ridges.pieces > 1:
+            if ridges.pieces > 1 and self._place % len(ridges.parts) == 0:
                 self._keep()
         self._place = 0
 
@@ -264,11 +280,10 @@ class _Solving:
             arrays |= {"square": columns.progress.square, "enough": columns.progress.enough}
         write_begun(self._job.begun, {**arrays, "numbers": np.array([self._steps, self._place])})
 
-    def _lines(self, begun: Mapping[str, Array], name: str) -> Array:
+    def _lines(self, name: str) -> Array:
         """One of the matrices that were kept, as the kernels have it."""
-        out = aligned_zeros((self._ridges.learned.n_inputs(), self._h.shape[1]))
-        out[:, : self._ridges.width] = begun[name].reshape(len(out), -1)
-        return out
+        width = self._ridges.width
+        return Factor(f"{self._job.begun}/{name}", width, self._ridges.learned.n_inputs()).take((0, width))
 
 
 _NOTHING: Array = np.empty((0, 0), np.float32)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.factors.products import ROW_BYTES, ROW_LINES, Array, Learned, blocks, csr
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
-from xmc_stream.lowrank.kept import read_begun, steps_within, write_begun
+from xmc_stream.lowrank.kept import begun_at, read_begun, steps_within, write_begun
 from xmc_stream.lowrank.kernels.steps import add_column_dots
 from xmc_stream.lowrank.known_pairs import given
 from xmc_stream.runtime.job import Receipt
@@ -47,10 +47,10 @@ class ScaleJob:
         dataset = self.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
         mask = dataset.observed_rows() if self.given else None
-        begun = read_begun(self.begun)
+        begun = begun_at(self.begun)
         with one_blas_thread():
-            spread, value, step = begun["numbers"].tolist() if begun else (self._spread(X), 0.0, 0)
-            means, v = (begun["means"], begun["v"]) if begun else self._start(Y, mask)
+            spread, value, step = read_begun(self.begun, "numbers").tolist() if begun else (self._spread(X), 0.0, 0)
+            means, v = [read_begun(self.begun, name) for name in ("means", "v")] if begun else self._start(Y, mask)
             every = steps_within((Y if mask is None else mask).nnz * _PAIR)
             for number in range(int(step), _STEPS):
                 v, before = self._product(Y, mask, means, v), value
