@@ -154,6 +154,38 @@ def test_a_run_that_is_stopped_within_its_jobs_goes_on_there(
     assert written > 15
 
 
+def test_progress_goes_on_from_the_steps_that_a_job_has_done(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "WORK", LITTLE)
+    p, ledger = LEMLParameters(rank=7, cg_tol=0.0, cg=8), Notes()
+
+    def run() -> LEMLRun:
+        return LEMLRun(Dataset(data), tmp_path / "m.partial", p, 0, MemoryPlan(2**40, 2**30, 1), ledger)  # type: ignore[arg-type]
+
+    def until_two_steps(path: Path, arrays: Any) -> None:
+        write_begun(path, arrays)
+        if arrays["numbers"].tolist() == [2, 0]:
+            raise CutError
+
+    def span_of_w() -> tuple[float, float]:
+        loop, receipts = run().loop(), None
+        while True:
+            phase = loop.send(receipts)  # type: ignore[arg-type]
+            if phase.name == "alternation 1, W":
+                assert phase.span is not None
+                return phase.span
+            receipts = [ledger.get(job.key) or job.run() for job in phase.jobs]
+
+    begin_model(tmp_path / "m.partial")
+    begin, end = span_of_w()
+    with monkeypatch.context() as broken:
+        broken.setattr(ridge, "write_begun", until_two_steps)
+        with pytest.raises(CutError):
+            run_here(run().loop(), ledger)
+    assert span_of_w() == pytest.approx((begin + 2 / 8 * (end - begin), end))
+
+
 def test_small_work_keeps_what_it_kept_before(data: Path, tmp_path: Path) -> None:
     """A line for each range of columns of a W step, and one for each half-step: nothing more is made durable."""
     for name, keys in (

@@ -1,7 +1,8 @@
 """How much work a stop may lose: what a run keeps on the way, and how often.
 
-What lies in scratch is lost with a session. Where the phases since something was last kept are more work than `WORK`, by an
-estimate that the data and the parameters alone decide, what is needed to go on is put into a pack of the state.
+What lies in scratch is lost with a session. Where the work since something was last kept is more than `WORK`, by an estimate
+that the data and the parameters alone decide, what is needed to go on is put into a pack of the state. What a job within
+itself has come to ends in ".begun", and is in no ledger.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from xmc_stream.store.chunks import open_array
 from xmc_stream.store.packing import PackedArrayWriter, new_pack
 from xmc_stream.store.packs import pack_damage
 
-WORK = 1 << 36  # multiply-adds of a sparse product: some ten seconds of a processor
+WORK = (
+    1 << 36
+)  # multiply-adds of a sparse product: some seven seconds of a processor, eleven where X has very many features
 _ENTRY = 32  # columns that take as long as an entry itself
 _PAIR, _GATHERED = 150, 7  # columns that take as long as the loss of a pair; as a column of a given pair
 
