@@ -129,6 +129,7 @@ class _Labels:
     def __init__(self, job: LabelsJob, pairs: _AllOfLabels | _GivenOfLabels) -> None:
         self._job, self._pairs, self._n = job, pairs, job.last - job.first
         self._at = np.zeros((self._n, job.parameters.rank), np.float32)
+        self._done = 0  # when something was kept
         self.n_pairs = np.zeros(self._n)
         for p, _, held_out in self._sweep():
             self.n_pairs += p.label_sums(counted(p, np.ones(p.true.shape), held_out), self._n)
@@ -181,8 +182,9 @@ class _Labels:
 
     def keep(self, at: Newton) -> Generator[Any, Any, None]:
         """A pack, now and then."""
-        if self._job.every and at.products % self._job.every == 0:
+        if self._job.every and at.done >= self._done + self._job.every:
             at.write(self._job.begun)
+            self._done = at.done
         return
         yield
 

@@ -221,7 +221,9 @@ class _Pairs:
         self._step = step
         self._shape = step.learned.n_inputs(), step.parameters.rank
         self.sums = dict(_READ)
-        self._products = 0 if begun is None else begun.products  # for those who watch
+        self._products, self._kept, self._done = 0, 0, 0  # taken so far; of these kept, and what that took
+        if begun is not None:
+            self._products, self._kept, self._done = begun.products, begun.products, begun.done
 
     def _do(self, jobs: Sequence[Job], kept: bool = False) -> Generator[Phase, list[Receipt], list[Receipt]]:
         step = self._step
@@ -309,11 +311,12 @@ class _Pairs:
     def keep(self, at: Newton) -> Generator[Phase, list[Receipt], None]:
         """A pack, and a line of the ledger, which gets the sums over the jobs before it; what was kept before goes."""
         step, self._products = self._step, at.products
-        if step.every and at.products % step.every == 0:
+        if step.every and at.done >= self._done + step.every:
             job = step.kept(at.products)
             at.write(Path(job.out))
             yield from self._do([job], kept=True)
-            Path(step.kept(at.products - step.every).out).unlink(missing_ok=True)
+            Path(step.kept(self._kept).out).unlink(missing_ok=True)
+            self._kept, self._done = at.products, at.done
 
 
 @dataclass(frozen=True)
