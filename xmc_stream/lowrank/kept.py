@@ -25,9 +25,8 @@ from xmc_stream.store.chunks import open_array
 from xmc_stream.store.packing import PackedArrayWriter, new_pack
 from xmc_stream.store.packs import pack_damage
 
-WORK = (
-    1 << 36
-)  # multiply-adds of a sparse product: some seven seconds of a processor, eleven where X has very many features
+# multiply-adds of a sparse product: some seven seconds of a processor, eleven where X has very many features
+WORK = 1 << 36
 _ENTRY = 32  # columns that take as long as an entry itself
 _PAIR, _GATHERED = 150, 7  # columns that take as long as the loss of a pair; as a column of a given pair
 

@@ -20,9 +20,8 @@ from xmc_stream.lowrank.solver import solve_gram
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.system.blas import one_blas_thread
 
-_LEAST = (
-    1e-12  # is added to the diagonal of X^T X, which is scaled to ones: features may be the same, or sums of others
-)
+# is added to the diagonal of X^T X, which is scaled to ones: features may be the same, or sums of others
+_LEAST = 1e-12
 COLUMNS = 256  # of X^T X in a job, at most
 
 

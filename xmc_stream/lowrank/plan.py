@@ -32,16 +32,16 @@ from xmc_stream.lowrank.w_step import VECTORS
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset
 
-_HELD = (
-    0.75  # of what is left of a plan, that rows may take which jobs by rows leave in memory: near its limit a run waits
-)
+# of what is left of a plan, that rows may take which jobs by rows leave in memory: near its limit a run waits
+_HELD = 0.75
 _SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes longer than doing it
 
 
 @dataclass(frozen=True)
 class LowRankPlan:
-    """col_ranges: of columns, a job each; rows, labels: of a job over pairs; small: whether a W step is one job. parts: of the
+    """How a training is cut into jobs, and what it keeps in memory and on the way.
 
+    col_ranges: of columns, a job each; rows, labels: of a job over pairs; small: whether a W step is one job. parts: of the
     rows, which sums over all pairs are taken in; products: see `solve_ridges`; row_bytes: of X in a row block of a W step;
     held: bytes of a part, and of a process, see `Holding`. every: products from one that is kept to the next, in a W step over
     pairs; labels_every: the same in a job over labels, 0 where a stop may lose all of an H step.
@@ -81,9 +81,10 @@ def _widest(col_ranges: Sequence[ColumnRange]) -> int:
 def lowrank_needs(
     plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns: int, by_rows: int = 0, row_bytes: int = ROW_BYTES
 ) -> dict[str, int]:
-    """Bytes by component where a job has so many columns. by_rows: columns of one that has a part of the rows. row_bytes: of
+    """Bytes by component where a job has so many columns.
 
-    X in a row block of a W step. "rows" is what is left for blocks that stay in memory.
+    by_rows: columns of one that has a part of the rows. row_bytes: of X in a row block of a W step. "rows" is what is left
+    for blocks that stay in memory.
     """
     d, k, r, t, width = dataset.n_features + 1, dataset.n_labels, p.rank, plan.threads, lanes(columns)
     wide, parts = lanes(by_rows) if by_rows else 0, len(row_parts(dataset))

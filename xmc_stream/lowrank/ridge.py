@@ -61,9 +61,10 @@ def row_parts(dataset: Dataset) -> tuple[Rows, ...]:
 
 @dataclass(frozen=True)
 class Ridges:
-    """Ridge regressions of a range of columns. values: v_c of each; labels: H; before: the W to begin from, None for 0;
+    """Ridge regressions of a range of columns.
 
-    parts: see `row_parts`. row_bytes: of X in a row block. holding: what jobs may leave in memory.
+    values: v_c of each; labels: H; before: the W to begin from, None for 0; parts: see `row_parts`. row_bytes: of X in
+    a row block. holding: what jobs may leave in memory.
     """
 
     learned: Learned
