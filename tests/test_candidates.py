@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from xmc_stream.ppdsparse import candidates
 from xmc_stream.ppdsparse.candidates import (
     CandidateFile,
+    CandidateRows,
     candidate_windows,
     new_candidates,
     read_candidates,
@@ -73,36 +74,36 @@ def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, da
             write(Path(folder) / str(low), label, classes, flushed, low, interval) if high > low else None
             for low, high, classes, flushed in found
         ]
-        files = [file for file in files if file is not None]
+        found_by = [file.open(N) for file in files if file is not None]
         expected: list[Rows] = [{} for _ in found[0][2]]
         for (_, _, classes, _), (c, of_class) in itertools.product(found, enumerate(expected)):
             of_class.update(classes[c])
         first = label + data.draw(st.integers(-1, len(expected) - 1))
         last = data.draw(st.integers(first + 1, label + len(expected) + 1))
-        ptr, rows, scores = read_candidates(files, first, last, N, np.zeros(last - first, np.int64))
+        ptr, rows, scores = read_candidates(found_by, first, last, N, np.zeros(last - first, np.int64))
         for at, c in enumerate(range(first - label, last - label)):
             mine = slice(ptr[at], ptr[at + 1])
             of_class = expected[c] if 0 <= c < len(expected) else {}
             assert rows[mine].tolist() == sorted(of_class)
             assert scores[mine].tolist() == [of_class[row] for row in sorted(of_class)]
-            windows = list(candidate_windows(files, label + c, N))
+            windows = list(candidate_windows(found_by, label + c))
             assert [row for part, _ in windows for row in part.tolist()] == sorted(of_class)
             assert [score for _, part in windows for score in part.tolist()] == scores[mine].tolist()
             assert all(0 < len(part) <= candidates._WINDOW and part.dtype == np.int64 for part, _ in windows)
             room = data.draw(st.integers(0, len(of_class) + 2))
-            best = check_threshold(files, label + c, of_class, room)
+            best = check_threshold(found_by, label + c, of_class, room)
             with pytest.MonkeyPatch.context() as little:  # of which more is too much to be read as it is
                 little.setattr(candidates, "_WHOLE", 10)
-                of_one = read_candidates(files, label + c, label + c + 1, N, np.array([room]))
+                of_one = read_candidates(found_by, label + c, label + c + 1, N, np.array([room]))
             if len(of_class) > 10:
                 assert of_one[1].tolist() == best
                 assert of_one[2].tolist() == [of_class[row] for row in best]
             assert of_one[0].tolist() == [0, len(of_one[1])]
 
 
-def check_threshold(files: list[CandidateFile], label: int, of_class: Rows, room: int) -> list[int]:
+def check_threshold(found_by: list[CandidateRows], label: int, of_class: Rows, room: int) -> list[int]:
     """Rows that pass, ascending."""
-    threshold, last_tie = select_threshold(files, label, room, N)
+    threshold, last_tie = select_threshold(found_by, label, room)
     passing = [row for row, s in of_class.items() if s > threshold or (s == threshold and row <= last_tie)]
     assert sorted(passing) == sorted(sorted(of_class, key=lambda row: (-of_class[row], row))[:room])
     if len(of_class) > room > 0:
@@ -123,10 +124,10 @@ def test_the_best_of_very_many(tmp_path: Path) -> None:
             writer.intervals.append(np.array([len(part)]), part, scores[part])
         writer.rows.append(np.zeros(1, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
         writer.counts[0] = n
-    files = [CandidateFile(5, 6, str(tmp_path / "f"))]
+    found_by = [CandidateFile(5, 6, str(tmp_path / "f")).open(n)]
     order = np.lexsort((np.arange(n), -scores))
     for room in (1, 1000, 60_000, 100_000, 200_000, n - 1, n):
-        threshold, last_tie = select_threshold(files, 5, room, n)
+        threshold, last_tie = select_threshold(found_by, 5, room)
         passing = (scores > threshold) | ((scores == threshold) & (np.arange(n) <= last_tie))
         assert np.array_equal(np.flatnonzero(passing), np.sort(order[:room]))
-    assert select_threshold(files, 5, n, n) == (-np.inf, -1)
+    assert select_threshold(found_by, 5, n) == (-np.inf, -1)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.ppdsparse.kernels.active import append_lines
-from xmc_stream.store.chunks import are_apart, clip_ranges, open_array, read_small
+from xmc_stream.store.chunks import are_apart, clip_ranges, open_array, read_small, small_array
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.nodes import plain_array
@@ -61,13 +61,18 @@ def new_candidates(path: Path, n_classes: int, n_samples: int, flushed: NDArray[
 
 
 class CandidateRows:
-    """What a search job found, opened for reading; classes are counted from the first of the job's block.
+    """What one search job found for classes [first, last), opened for reading; it keeps no file open.
 
-    n_classes, n_samples: of the block, and in all. Raises StoreError where it is of others.
+    n_samples: of the dataset. Raises StoreError where it is of other classes or samples.
     """
 
-    def __init__(self, path: Path, n_classes: int, n_samples: int) -> None:
-        self._path, self._n_classes, self._n_samples = path, n_classes, n_samples
+    def __init__(self, path: Path, first: int, last: int, n_samples: int) -> None:
+        self.first, self.last = first, last
+        self.path, self._n_samples, n_classes = path, n_samples, last - first
+        self._small = {
+            name: small_array(path, name, n_classes, np.int64 if name == "counts" else np.float64)
+            for name in ("counts", "losses", "best")
+        }
         self._rows = SparseMatrix(path / "rows").expect((n_classes, n_samples), "csr_matrix", np.float32)
         self._flushed = np.zeros(0, np.int64)
         self._intervals = None
@@ -81,21 +86,29 @@ class CandidateRows:
                 raise self._damaged("flushed")
 
     def _damaged(self, name: str) -> StoreError:
-        return StoreError(f"{self._path / name} has what it cannot have: remove the unfinished run and begin anew")
+        return StoreError(f"{self.path / name} has what it cannot have: remove the unfinished run and begin anew")
 
-    def of_classes(self, name: str, low: int, high: int) -> NDArray[Any]:
-        """counts, losses or best of classes [low, high)."""
-        dtype = np.int64 if name == "counts" else np.float64
-        values = read_small(self._path, name, self._n_classes, dtype, slice(low, high))
+    def rest(self) -> None:
+        """Close the files that reading opened; who reads on opens them again."""
+        for matrix in (self._rows, self._intervals):
+            if matrix is not None:
+                matrix.rest()
+        for array in self._small.values():
+            array.rest()
+
+    def of_classes(self, name: str, first: int, last: int) -> NDArray[Any]:
+        """counts, losses or best of classes [first, last)."""
+        values = self._small[name].read_checked(first - self.first, last - self.first)
         if name == "counts" and len(values) and not 0 <= values.min() <= values.max() <= self._n_samples:
             raise self._damaged(name)
         return values
 
-    def blocks(self, low: int, high: int) -> Iterator[tuple[NDArray[np.int64], Block]]:
-        """All that was found for classes [low, high): blocks, and of each line the class, counted from low.
+    def blocks(self, first: int, last: int) -> Iterator[tuple[NDArray[np.int64], Block]]:
+        """All that was found for classes [first, last): blocks, and of each line the class, counted from first.
 
         A class's lines come in ascending order of their rows.
         """
+        low, high = first - self.first, last - self.first
         yield np.arange(high - low), self._rows.block(low, high)
         a, b = np.searchsorted(self._flushed, [low, high])
         if self._intervals is None or a == b:
@@ -109,6 +122,7 @@ class CandidateRows:
 
     def windows(self, label: int) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
         """What was found for one class, a window of it at a time: rows (ascending) and scores."""
+        label -= self.first
         at = int(np.searchsorted(self._flushed, label))
         matrix, lines = self._rows, np.array([label])
         if self._intervals is not None and at < len(self._flushed) and self._flushed[at] == label:
@@ -134,64 +148,65 @@ class CandidateFile:
 
     def open(self, n_samples: int) -> CandidateRows:
         """What it holds of the rows of so many samples."""
-        return CandidateRows(Path(self.path), self.last - self.first, n_samples)
+        return CandidateRows(Path(self.path), self.first, self.last, n_samples)
 
 
 def read_candidates(
-    files: Sequence[CandidateFile], first: int, last: int, n_samples: int, room: NDArray[np.int64]
+    found: Sequence[CandidateRows], first: int, last: int, n_samples: int, room: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]:
     """What was found for classes [first, last): their places (n + 1,), rows (ascending in a class) and scores.
 
-    room (n,): how many are wanted. All that was found is read, but for a class by itself of which very much was.
+    found: by search jobs of the same classes, in the order of their rows. room (n,): how many rows are wanted of each class.
+    All that was found is read, but for a class by itself of which very much was.
     """
-    parts = [(file.open(n_samples), file.first, low, high) for file, low, high in _holding(files, first, last)]
+    parts = list(_holding(found, first, last))
     ptr = np.zeros(last - first + 1, np.int64)
-    for found, start, low, high in parts:
-        ptr[low - first + 1 : high - first + 1] += found.of_classes("counts", low - start, high - start)
+    for of, low, high in parts:
+        ptr[low - first + 1 : high - first + 1] += of.of_classes("counts", low, high)
     np.cumsum(ptr, out=ptr)
     one = last - first == 1 and ptr[1] > max(_WHOLE, room[0])
     if one:
         ptr[1] = room[0]
     rows, scores = np.empty(ptr[-1], index_dtype(n_samples)), np.empty(ptr[-1], np.float32)
     if one:
-        filled, (threshold, last_tie) = 0, select_threshold(files, first, int(room[0]), n_samples)
-        for some_rows, some in candidate_windows(files, first, n_samples):
+        filled, (threshold, last_tie) = 0, select_threshold(found, first, int(room[0]))
+        for some_rows, some in candidate_windows(found, first):
             best = (some > threshold) | ((some == threshold) & (some_rows <= last_tie))
             part = slice(filled, filled := filled + int(np.count_nonzero(best)))
             if filled > len(rows):
                 break
             rows[part], scores[part] = some_rows[best], some[best]
-        _expect(filled == len(rows), files)
+        _expect(filled == len(rows), found)
         return ptr, rows, scores
     place = ptr[:-1].copy()
-    for found, start, low, high in parts:
-        for lines, block in found.blocks(low - start, high - start):
+    for of, low, high in parts:
+        for lines, block in of.blocks(low, high):
             classes = lines + (low - first)
             after = place.copy()
             np.add.at(after, classes, np.diff(block.indptr))
-            _expect(bool((after <= ptr[1:]).all()), files)
+            _expect(bool((after <= ptr[1:]).all()), found)
             append_lines(block.indptr, block.indices, block.values, classes, place, rows, scores)
-    _expect(bool((place == ptr[1:]).all()), files)
+        of.rest()
+    _expect(bool((place == ptr[1:]).all()), found)
     return ptr, rows, scores
 
 
-def _expect(counted: bool, files: Sequence[CandidateFile]) -> None:
+def _expect(counted: bool, found: Sequence[CandidateRows]) -> None:
     if not counted:
-        raise StoreError(
-            f"{Path(files[0].path).parent}: rows found are not as many as counted: remove the unfinished run"
-        )
+        raise StoreError(f"{found[0].path.parent}: rows found are not as many as counted: remove the unfinished run")
 
 
 def candidate_windows(
-    files: Sequence[CandidateFile], label: int, n_samples: int
+    found: Sequence[CandidateRows], label: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     """What was found for one class, a few MB at a time: rows (int64, ascending throughout) and scores."""
-    for file, _, _ in _holding(files, label, label + 1):
-        for rows, scores in file.open(n_samples).windows(label - file.first):
+    for of, _, _ in _holding(found, label, label + 1):
+        for rows, scores in of.windows(label):
             yield rows.astype(np.int64), scores
+        of.rest()
 
 
-def select_threshold(files: Sequence[CandidateFile], label: int, room: int, n_samples: int) -> tuple[float, int]:
+def select_threshold(found: Sequence[CandidateRows], label: int, room: int) -> tuple[float, int]:
     """A score t and a row r: the best `room` rows found for a class score above t, or just t and are not beyond r.
 
     Better are higher scores, then lower rows. r is -1 where none with score t is among them. Where no more than `room`
@@ -202,7 +217,7 @@ def select_threshold(files: Sequence[CandidateFile], label: int, room: int, n_sa
     prefix, above = 0, 0  # the leading bits of the key of the score, and how many keys lead with more
     for bits in (32 - _HIGH, 0):
         counts = np.zeros(1 << _HIGH, np.int64)
-        for _, scores in candidate_windows(files, label, n_samples):
+        for _, scores in candidate_windows(found, label):
             keys = _keys(scores).astype(np.int64) >> bits
             keys = keys[keys >> _HIGH == prefix] - (prefix << _HIGH)
             counts += np.bincount(keys, minlength=len(counts))
@@ -214,7 +229,7 @@ def select_threshold(files: Sequence[CandidateFile], label: int, room: int, n_sa
         prefix = (prefix << _HIGH) + digit
     threshold = _score_of(prefix)
     ties = room - above
-    for rows, scores in candidate_windows(files, label, n_samples):
+    for rows, scores in candidate_windows(found, label):
         equal = rows[scores == threshold]
         if len(equal) >= ties:
             return threshold, int(equal[ties - 1])
@@ -233,9 +248,9 @@ def _score_of(key: int) -> float:
     return float(np.uint32(bits).view(np.float32))
 
 
-def _holding(files: Sequence[CandidateFile], first: int, last: int) -> Iterator[tuple[CandidateFile, int, int]]:
-    """The files that hold some of classes [first, last), and which."""
-    for file in files:
-        low, high = max(first, file.first), min(last, file.last)
+def _holding(found: Sequence[CandidateRows], first: int, last: int) -> Iterator[tuple[CandidateRows, int, int]]:
+    """What holds some of classes [first, last), and which."""
+    for of in found:
+        low, high = max(first, of.first), min(last, of.last)
         if low < high:
-            yield file, low, high
+            yield of, low, high

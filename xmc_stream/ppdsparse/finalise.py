@@ -15,8 +15,7 @@ from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.units import tiles_of
 from xmc_stream.linear.weights import HALF_LEAST, Unit, half_holds, new_unit
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.ppdsparse.candidates import CandidateFile
-from xmc_stream.ppdsparse.problem import Problem
+from xmc_stream.ppdsparse.problem import Found, Problem
 from xmc_stream.ppdsparse.state import (
     BIAS,
     DUAL,
@@ -51,7 +50,7 @@ class FinaliseJob:
     round: int
     unit: Unit
     state: str
-    candidates: tuple[CandidateFile, ...]
+    found: Found
     out: str
 
     @property
@@ -67,9 +66,10 @@ class FinaliseJob:
         n_samples, n_features = dataset.n_samples, dataset.n_features
         state = UnitState(Path(self.state), last - first, n_samples, n_features)
         statistics = state.statistics
-        if self.candidates:  # else no class is open, its solve has seen all rows, or it is a trial and nobody asks
+        if self.found.files:  # else no class is open, its solve has seen all rows, or it is a trial and nobody asks
             of_classes = self.problem.weights.of_classes(dataset, first, last)
-            update_statistics(statistics, self.candidates, first, p, n_samples, self.round, of_classes=of_classes)
+            searched = self.found.open(n_samples)
+            update_statistics(statistics, searched, first, p, self.round, of_classes=of_classes)
         tiles = TileSizes(first, last, n_features)
         least = np.float32(self.prune)
         held: list[_Weights] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from xmc_stream.linear.weights import Unit
-from xmc_stream.ppdsparse.candidates import CandidateFile
+from xmc_stream.ppdsparse.candidates import CandidateFile, CandidateRows
 from xmc_stream.ppdsparse.parameters import EXACT, PPDSparseParameters
 from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.plan import MemoryPlan
@@ -53,3 +53,7 @@ class Found:
         """The files that hold some of classes [first, last)."""
         mine = tuple(file for file in self.files if file.first < last and file.last > first)
         return Found(mine, self.kind, self.n_classes)
+
+    def open(self, n_samples: int) -> list[CandidateRows]:
+        """What the files hold, of the rows of so many samples."""
+        return [file.open(n_samples) for file in self.files]

@@ -200,10 +200,8 @@ class PPDSparseRun(Rounds):
                 path = self.state(f"solve-{round_ - 1}", unit.name)
                 statistics = UnitState(path, unit.last - unit.first, d.n_samples, d.n_features).statistics
                 if not self.seen(round_):
-                    of_classes, files = self.weights.of_classes(d, *unit), found.of(*unit).files
-                    update_statistics(
-                        statistics, files, unit.first, p, d.n_samples, round_, of_classes=of_classes
-                    )  # fmt: skip
+                    of_classes, searched = self.weights.of_classes(d, *unit), found.of(*unit).open(d.n_samples)
+                    update_statistics(statistics, searched, unit.first, p, round_, of_classes=of_classes)
                 sums.append(open_gap(statistics, p.C))
             gap, objective = (math.fsum(of_units) for of_units in zip(*sums, strict=True))
             known = {"worth": gap > WORTH * objective}
@@ -218,7 +216,7 @@ class PPDSparseRun(Rounds):
         jobs = [
             FinaliseJob(
                 problem, prune, p.halves(large), round_, unit, str(self.state(f"solve-{round_ - 1}", unit.name)),
-                files.of(*unit).files, str(unit_path(self.work, unit)),
+                files.of(*unit), str(unit_path(self.work, unit)),
             )
             for unit in self.units
         ]  # fmt: skip

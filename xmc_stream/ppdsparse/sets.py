@@ -63,7 +63,8 @@ class RoundSets:
     ) -> None:  # fmt: skip
         self.seed, self.n_samples, self.Y = problem.seed, dataset.n_samples, dataset.Y_columns()
         self.first, self.n, self.line = share.first, share.last - share.first, share.first - share.unit.first
-        self.previous, self.files, self.approximate = previous, found.files, found.kind == APPROXIMATE
+        self.previous, self.approximate = previous, found.kind == APPROXIMATE
+        self.found = found.open(self.n_samples)
         self.bits = RowBits(self.n_samples)
         self.room = np.zeros(self.n, np.int64)
         if previous is not None:
@@ -85,7 +86,7 @@ class RoundSets:
             alpha = np.zeros(len(rows))
         else:
             old, room = self.previous.active.block(self.line + low, self.line + high), self.room[low:high]
-            f_ptr, f_rows, f_scores = read_candidates(self.files, first, last, self.n_samples, room)
+            f_ptr, f_rows, f_scores = read_candidates(self.found, first, last, self.n_samples, room)
             rows = np.empty(int((np.diff(old.indptr) + np.minimum(room, np.diff(f_ptr))).sum()), np.int64)
             alpha = np.empty(len(rows))
             merge_candidates(old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, ptr, rows, alpha)
@@ -98,8 +99,8 @@ class RoundSets:
         if self.previous is None:
             return
         label = self.first + c
-        score, last = select_threshold(self.files, label, int(self.room[c]), self.n_samples)
-        for rows, scores in candidate_windows(self.files, label, self.n_samples):
+        score, last = select_threshold(self.found, label, int(self.room[c]))
+        for rows, scores in candidate_windows(self.found, label):
             yield rows[(scores > score) | ((scores == score) & (rows <= last))]
 
     def start_weights(self, classes: NDArray[np.int64]) -> Iterator[Weights]:

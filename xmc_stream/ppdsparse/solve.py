@@ -143,7 +143,7 @@ class _ShareSolve:
             return np.zeros(n, np.int64)
         statistics[:] = sets.previous.statistics[sets.line : sets.line + n]
         n_found = update_statistics(
-            statistics, job.found.files, sets.first, job.problem.parameters, n_samples, job.round, job.found.kind == EXACT,
+            statistics, sets.found, sets.first, job.problem.parameters, job.round, job.found.kind == EXACT,
             self.weights.of_classes,
         )  # fmt: skip
         self.n_active = np.diff(sets.previous.active.ends(sets.line, sets.line + n)) + np.minimum(sets.room, n_found)

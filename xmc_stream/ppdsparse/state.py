@@ -6,7 +6,7 @@ Scratch of one run: written whole or not at all, read by the next jobs, removed 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.linear.kernels.penalty import ONCE
-from xmc_stream.ppdsparse.candidates import CandidateFile
+from xmc_stream.ppdsparse.candidates import CandidateRows
 from xmc_stream.ppdsparse.parameters import DOUBLINGS, FAR, PATIENCE, ROUNDING, PPDSparseParameters
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.matrix import SparseMatrix
@@ -74,10 +74,9 @@ def set_known(statistics: NDArray[np.float64], counts: NDArray[np.int64], n_samp
 
 def update_statistics(
     statistics: NDArray[np.float64],
-    files: tuple[CandidateFile, ...],
+    searched: Sequence[CandidateRows],
     first: int,
     parameters: PPDSparseParameters,
-    n_samples: int,
     round_: int,
     exact: bool = True,
     of_classes: NDArray[np.float64] = ONCE.classes,
@@ -91,14 +90,14 @@ def update_statistics(
     """
     n = len(statistics)
     n_found, losses, best = np.zeros(n, np.int64), np.zeros(n), np.full(n, -np.inf)
-    for file in files:
-        low, high = max(first, file.first), min(first + n, file.last)
+    for found in searched:
+        low, high = max(first, found.first), min(first + n, found.last)
         if low < high:
-            found = file.open(n_samples)
-            mine, theirs = slice(low - first, high - first), (low - file.first, high - file.first)
-            n_found[mine] += found.of_classes("counts", *theirs)
-            losses[mine] += found.of_classes("losses", *theirs)
-            best[mine] = np.maximum(best[mine], found.of_classes("best", *theirs))
+            mine = slice(low - first, high - first)
+            n_found[mine] += found.of_classes("counts", low, high)
+            losses[mine] += found.of_classes("losses", low, high)
+            best[mine] = np.maximum(best[mine], found.of_classes("best", low, high))
+            found.rest()
     if not exact:
         return n_found
     open_ = statistics[:, STATUS] == OPEN

@@ -153,6 +153,18 @@ class ChunkedArray:
             position += take
         return out
 
+    def read_checked(self, start: int, stop: int) -> NDArray[Any]:
+        """As `read`, of chunks that are compared with their checksums first."""
+        if self.path is not None:
+            for k in range(start // self.chunk, -(-stop // self.chunk)):
+                self.verify_chunk(k)
+        return self.read(start, stop)
+
+    def rest(self) -> None:
+        """Close the files that reading opened, and give its buffer back; who reads on opens them again."""
+        _close_all(self._files)
+        self._staging = None
+
     def _ask_for(self, start: int, stop: int) -> bool:
         """Begin to fetch the chunks of items [start, stop) that are behind a URL yet; whether there are some."""
         if not self._mirrored or start >= stop:
@@ -423,17 +435,19 @@ def read_small(group: Path, name: str, size: int, dtype: DTypeLike, part: slice 
 
     size: that it must have. Raises StoreError where it is damaged.
     """
+    start, stop, _ = part.indices(size)
+    return small_array(group, name, size, dtype).read_checked(start, stop)
+
+
+def small_array(group: Path, name: str, size: int, dtype: DTypeLike) -> ChunkedArray:
+    """An array that must have so many items of a type. Raises StoreError where it is damaged."""
     array = open_array(group / name)
     if array.size != size or array.dtype != dtype:
         raise StoreError(
             f"{array.name} has {array.size} items of {array.dtype} where {size} of {np.dtype(dtype)} belong: the store is "
             "damaged; make it again"
         )
-    start, stop, _ = part.indices(array.size)
-    if array.path is not None:
-        for k in range(start // array.chunk, -(-stop // array.chunk)):
-            array.verify_chunk(k)
-    return array.read(start, stop)
+    return array
 
 
 def are_apart(firsts: NDArray[np.int64], counts: NDArray[np.int64], size: int) -> bool:
@@ -464,8 +478,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def _close_all(files: dict[int, int]) -> None:
-    for fd in files.values():
-        os.close(fd)
+    while files:
+        os.close(files.popitem()[1])
 
 
 def _local_path(array: zarr.Array[Any]) -> Path | None:

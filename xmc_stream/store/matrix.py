@@ -119,6 +119,12 @@ class SparseMatrix:
             )
         return self
 
+    def rest(self) -> None:
+        """Close the files that reading opened; see `ChunkedArray.rest`."""
+        for array in (self.indptr, self.indices, self.data):
+            if array is not None:
+                array.rest()
+
     @property
     def fingerprint(self) -> str:
         """What "the same matrix" means: a hash of shape and values."""
