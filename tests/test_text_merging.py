@@ -24,13 +24,9 @@ def run_of(folder: Path, words: list[str]) -> SortedRun:
     return write_sorted_run(folder, table, rows=rows, times=2 * rows, firsts=np.arange(len(words)))
 
 
-@pytest.mark.parametrize("span", [10**9, 100, 10])
-def test_ranges_and_levels_give_the_order_of_all_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span: int
-) -> None:
-    """Words, sums and the place of each word of a run are those of a sorted dictionary, however the words are cut."""
+def test_levels_give_the_order_of_all_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words, sums and the place of each word of a run are those of a sorted dictionary."""
     monkeypatch.setattr(merging, "MERGED", 3)
-    monkeypatch.setattr(merging, "_RANGE", span)
     monkeypatch.setattr(vocabulary, "WINDOW", 7)
     monkeypatch.setattr(vocabulary, "WINDOW_BYTES", 40)
     rng = np.random.default_rng(5)
@@ -38,27 +34,17 @@ def test_ranges_and_levels_give_the_order_of_all_words(
     lists = [
         list(dict.fromkeys(rng.choice(drawn[i:], n).tolist())) for i, n in enumerate((300, 1, 90, 40, 200, 3, 150))
     ]
-    lists[3] = [word for word in lists[3] if word < "b"]  # one with words of few ranges
+    lists[3] = [word for word in lists[3] if word < "b"]  # one that ends early
     runs = [run_of(tmp_path / str(i), words) for i, words in enumerate(lists)]
     result, maps = run_here(merging.merged(tmp_path, "words", runs), Notes())  # type: ignore[misc]
     order = sorted({word for words in lists for word in words}, key=str.encode)
-    assert [word.decode() for run in result for _, window in run.windows() for word in window] == order
-    assert (len(result) > 1) == (span < 10**9)
+    assert [word.decode() for (window,) in result.windows() for word in window] == order
     rows = Counter({word: sum(len(word) for words in lists if word in words) for word in order})
     for name, times in (("rows", 1), ("times", 2)):
-        assert np.concatenate([run.column(name, 0, run.n) for run in result]).tolist() == [
-            times * rows[word] for word in order
-        ]
+        assert result.column(name, 0, result.n).tolist() == [times * rows[word] for word in order]
     firsts = [min(words.index(word) for words in lists if word in words) for word in order]
-    assert np.concatenate([run.column("firsts", 0, run.n) for run in result]).tolist() == firsts
+    assert result.column("firsts", 0, result.n).tolist() == firsts
     np.arange(len(order), dtype=np.int64).tofile(tmp_path / "ids")
     for words, run, of_run in zip(lists, runs, maps, strict=True):
         places, _ = merging.chosen(run, of_run, tmp_path)
         assert places.tolist() == [order.index(word) for word in words]
-
-
-def test_a_word_has_the_place_that_it_would_have(tmp_path: Path) -> None:
-    words = sorted("bee bees cat dog".split())
-    run = run_of(tmp_path / "run", words)
-    assert [run.word(i) for i in range(run.n)] == [word.encode() for word in words]
-    assert [run.place(word) for word in (b"", b"bee", b"beef", b"cat", b"zoo")] == [0, 0, 1, 2, 4]

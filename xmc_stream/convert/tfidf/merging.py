@@ -1,4 +1,4 @@
-"""Sorted runs of words into one order: range by range of the words, beside each other, in levels of some runs at a time."""
+"""Sorted runs of words into one, in levels of some runs at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,42 +17,31 @@ from numpy.typing import NDArray
 from xmc_stream import flags
 from xmc_stream.convert.pieces import work_folder
 from xmc_stream.convert.tfidf.table import Terms, WordTable
-from xmc_stream.convert.tfidf.vocabulary import COLUMNS, WINDOW, WINDOW_BYTES, SortedRun, SortedRunWriter, look_up
+from xmc_stream.convert.tfidf.vocabulary import (
+    COLUMNS,
+    WINDOW,
+    WINDOW_BYTES,
+    SortedRun,
+    SortedRunWriter,
+    look_up,
+    read_items,
+)
 from xmc_stream.errors import StoreError
 from xmc_stream.runtime.job import Phase, Receipt
 
 MERGED = 24  # runs merged at a time, which bounds the open files and the memory
 MERGE_BYTES = MERGED * (3 * WINDOW_BYTES + 160 * WINDOW) + 2**22
-_RANGE = 2**20  # words of all runs in a range
 
-# of a run, range by range: how many merged words come before, and the files that lead to a place, one a level
-Maps = list[tuple[int, list[str]]]
-
-
-def range_bounds(runs: Sequence[SortedRun]) -> list[bytes]:
-    """Words that cut runs into ranges which are merged apart: one for some _RANGE words of all runs, an even number.
-
-    They follow from the words alone, and part the words of the longest run evenly.
-    """
-    n = 2 * (sum(run.n for run in runs) // (2 * _RANGE))
-    if n < 2:
-        return []
-    longest = max(runs, key=lambda run: run.n)
-    return sorted({longest.word(longest.n * i // n) for i in range(1, n)} - {longest.word(0)})
+Maps = list[str]  # of a run: the files that lead from its words to their places in the end, one a level
 
 
 @dataclass(frozen=True)
 class Merge:
-    """A job: runs into one, in `folder`; of their words those from `low` on, and before `high` if that is not None.
-
-    `map-I` in the folder has, for each of these words of run I, its place among the merged ones.
-    """
+    """A job: runs into one, in `folder`. `map-I` there has, for each word of run I, its place among the merged ones."""
 
     key: str
     runs: tuple[SortedRun, ...]
     folder: str
-    low: bytes = b""
-    high: bytes | None = None
 
     def run(self) -> Receipt:
         """Merge, window by window."""
@@ -59,7 +49,7 @@ class Merge:
         with work_folder(folder) as work, ExitStack() as stack:
             writer = SortedRunWriter(work, stack)
             maps = [stack.enter_context(open(work / f"map-{i}", "wb")) for i in range(len(self.runs))]
-            readers = [_Reader(run, self.low, self.high) for run in self.runs]
+            readers = [_Reader(run) for run in self.runs]
             while sum(reader.look() for reader in readers):
                 _merge_windows(readers, writer, maps)
         return {"folder": str(folder), "n": writer.n}
@@ -88,18 +78,17 @@ def _merge_windows(readers: Sequence[_Reader], writer: SortedRunWriter, maps: Se
 class _Reader:
     """The words of a run in a merge: after `look`, `n` are at hand, and whether there are `more` behind them."""
 
-    def __init__(self, run: SortedRun, low: bytes, high: bytes | None) -> None:
+    def __init__(self, run: SortedRun) -> None:
         self._run = run
-        self._start = run.place(low) if low else 0
-        self._stop = run.n if high is None else run.place(high)
+        self._start = 0
 
     def look(self) -> int:
         """Have as many words at hand as are read at a time; returns how many."""
         self._blob, self._ends = np.empty(0, np.uint8), np.zeros(1, np.int64)
-        if self._start < self._stop:
-            self._blob, self._ends = self._run.block(self._start, self._stop)
+        if self._start < self._run.n:
+            self._blob, self._ends = self._run.block(self._start, self._run.n)
         self.n = len(self._ends) - 1
-        self.more = self._start + self.n < self._stop
+        self.more = self._start + self.n < self._run.n
         return self.n
 
     def _word(self, i: int) -> bytes:
@@ -119,55 +108,38 @@ class _Reader:
 
 def merged(
     work: Path, kind: str, runs: Sequence[SortedRun]
-) -> Generator[Phase, list[Receipt], tuple[tuple[SortedRun, ...], list[Maps]]]:
-    """All runs in one order, cut into ranges of words; of each run, its maps."""
-    bounds = range_bounds(runs)
-    ranges = list(zip([b"", *bounds], [*bounds, None], strict=True))
-    current = [tuple(runs)] * len(ranges)
-    paths: list[list[list[str]]] = [[[] for _ in ranges] for _ in runs]
-    members = [[i] for i in range(len(runs))]  # of each of what is merged next: the runs in it
+) -> Generator[Phase, list[Receipt], tuple[SortedRun, list[Maps]]]:
+    """All runs in one, and the maps of each."""
+    maps: list[Maps] = [[] for _ in runs]
+    current, members = list(runs), [[i] for i in range(len(runs))]  # members: of each of these, the runs in it
     level = 0
-    while not level or len(members) > 1:
-        groups = range(0, max(len(members), 1), MERGED)
+    while not level or len(current) > 1:
         jobs = []
-        for r, (low, high) in enumerate(ranges):
-            for first in groups:
-                name = f"{level}/{r:04d}-{first // MERGED:04d}"
-                folder = str(work / f"merged-{kind}" / name)
-                limits = (b"", None) if level else (low, high)
-                jobs.append(Merge(f"merge/{kind}/{name}", current[r][first : first + MERGED], folder, *limits))
-                for place, group in enumerate(members[first : first + MERGED]):
-                    for i in group:
-                        paths[i][r].append(f"{folder}/map-{place}")
+        firsts = range(0, max(len(current), 1), MERGED)
+        for first in firsts:
+            name = f"{level}/{first // MERGED:04d}"
+            folder = str(work / f"merged-{kind}" / name)
+            jobs.append(Merge(f"merge/{kind}/{name}", tuple(current[first : first + MERGED]), folder))
+            for place, group in enumerate(members[first : first + MERGED]):
+                for i in group:
+                    maps[i].append(f"{folder}/map-{place}")
         receipts = yield Phase(f"merge {kind}", jobs, twice=True)
-        made = [SortedRun(**receipt) for receipt in receipts]
-        current = [tuple(made[r * len(groups) : (r + 1) * len(groups)]) for r in range(len(ranges))]
-        members = [[i for group in members[first : first + MERGED] for i in group] for first in groups]
+        current = [SortedRun(**receipt) for receipt in receipts]
+        members = [list(itertools.chain(*members[first : first + MERGED])) for first in firsts]
         level += 1
-    whole = tuple(of[0] for of in current)
-    before = [0, *itertools.accumulate(run.n for run in whole)][: len(ranges)]
-    return whole, [list(zip(before, of_run, strict=True)) for of_run in paths]
+    return current[0], maps
 
 
 def chosen(run: SortedRun, maps: Maps, folder: Path) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Id and weight by the number that a part gave: of its run, through the maps of the merges, to what was chosen."""
-    places = np.concatenate([before + _followed(paths) for before, paths in maps])
+    places: NDArray[np.int64] = np.fromfile(maps[0], np.int64)
     if len(places) != run.n:
-        raise StoreError(
-            f"{maps[0][1][0]} and the maps of its other ranges are not of {run.n} words: convert again with "
-            + flags.OVERWRITE
-        )
+        raise StoreError(f"{maps[0]} is not of {run.n} words: convert again with " + flags.OVERWRITE)
+    for path in maps[1:]:
+        places = look_up(partial(read_items, Path(path)), places)
     numbers = run.column("ids", 0, run.n)
     ids, weights = np.empty(run.n, np.int64), np.ones(run.n)
-    ids[numbers] = look_up(folder / "ids", places)
+    ids[numbers] = look_up(partial(read_items, folder / "ids"), places)
     if (folder / "weights").exists():
-        weights[numbers] = look_up(folder / "weights", places, np.float64)
+        weights[numbers] = look_up(partial(read_items, folder / "weights", dtype=np.float64), places)
     return ids, weights
-
-
-def _followed(paths: Sequence[str]) -> NDArray[np.int64]:
-    """The places of a range's words of a run, through the maps of all levels."""
-    places: NDArray[np.int64] = np.fromfile(paths[0], np.int64)
-    for path in paths[1:]:
-        places = look_up(Path(path), places)
-    return places

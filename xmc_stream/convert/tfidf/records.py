@@ -358,7 +358,7 @@ class RecordsSource:
             about = {"unknown_words": receipt["unknown_words"], "dropped_features": receipt["unknown"]}
             said = f"{receipt['unknown']:,} words that {self._like.name} does not have left out"
         else:
-            about = {"different_words": sum(run.n for run in vocabulary)}
+            about = {"different_words": vocabulary.n}
             said = f"{receipt['n']:,} of {about['different_words']:,} words"
         if not receipt["n"] and n_rows:
             raise InputError(f"{self._paths[0]}: no words are left as features: lower min_df, or raise max_df")

@@ -8,9 +8,8 @@ also has `ids`, its numbers there. What merges them is in `merging`.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,46 +49,23 @@ class SortedRun:
     def block(self, start: int, stop: int) -> Terms:
         """Words from `start` on, as many before `stop` as are read at a time: bytes (and PADDING), where each begins and the
         last ends."""
-        ends = self.column("ends", start - 1, min(start + WINDOW, stop)) if start else self._first_ends(stop)
+        ends = self.column("ends", max(start - 1, 0), min(start + WINDOW, stop))
+        ends = ends if start else np.concatenate([np.zeros(1, np.int64), ends])
         ends = ends[: 1 + max(1, int(np.searchsorted(ends[1:], ends[0] + WINDOW_BYTES, side="right")))]
         blob = read_items(Path(self.folder) / "bytes", int(ends[0]), int(ends[-1]), np.uint8)
         return np.concatenate([blob, np.zeros(PADDING, np.uint8)]), ends - ends[0]
 
-    def _first_ends(self, stop: int) -> NDArray[np.int64]:
-        return np.concatenate([np.zeros(1, np.int64), self.column("ends", 0, min(WINDOW, stop))])
-
-    def windows(self) -> Iterator[tuple[int, list[bytes]]]:
-        """The words in turn, some at a time, with the number of the first."""
+    def windows(self, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """The words in turn, some at a time, and these columns of them."""
         start = 0
         while start < self.n:
             blob, ends = self.block(start, self.n)
-            words = blob.tobytes()
-            yield start, [words[a:b] for a, b in itertools.pairwise(ends.tolist())]
-            start += len(ends) - 1
-
-    def word(self, i: int) -> bytes:
-        """A word."""
-        with self._looked_up() as word:
-            return word(i)
-
-    def place(self, word: bytes) -> int:
-        """How many words come before a word."""
-        with self._looked_up() as key:
-            return bisect_left(range(self.n), word, key=key)
-
-    @contextmanager
-    def _looked_up(self) -> Iterator[Callable[[int], bytes]]:
-        """What gives a word by its place."""
-        folder = Path(self.folder)
-        with open(folder / "ends", "rb", buffering=0) as ends_file, open(folder / "bytes", "rb", buffering=0) as file:
-
-            def word(i: int) -> bytes:
-                ends_file.seek(8 * max(i - 1, 0))
-                ends = np.frombuffer(ends_file.read(16 if i else 8), np.int64).tolist()
-                file.seek(ends[0] if i else 0)
-                return file.read(ends[-1] - ends[0] if i else ends[0])
-
-            yield word
+            words, stop = blob.tobytes(), start + len(ends) - 1
+            yield (
+                [words[a:b] for a, b in itertools.pairwise(ends.tolist())],
+                *(self.column(name, start, stop) for name in columns),
+            )
+            start = stop
 
 
 class SortedRunWriter:
@@ -131,11 +107,11 @@ class ChooseFeatures:
     """A job: which words are features, their names and idf.
 
     In `folder`: `ids` (of each merged word, -1 for those left out), `weights` (idf of each), and the stores `names` and
-    `vectorizer`. words: in ranges one after another; like: the store whose first `n_like` features these are, "" for none.
+    `vectorizer`. like: the store whose first `n_like` features these are, "" for none.
     """
 
     key: str
-    words: tuple[SortedRun, ...]
+    words: SortedRun
     n_rows: int
     text: TextOptions
     folder: str
@@ -149,7 +125,11 @@ class ChooseFeatures:
         with work_folder(folder) as work, ExitStack() as stack:
             ids_file, weights_file = (stack.enter_context(open(work / name, "wb")) for name in ("ids", "weights"))
             opened = open_vectorizer(Path(self.like)) if self.like else None
-            chosen = _Joined(Path(self.like) / "names" / "features", self.n_like) if self.like else self._chooser()
+            chosen: _Joined | _Filtered
+            if self.like:
+                chosen = _Joined(Path(self.like) / "names" / "features", self.n_like)
+            else:
+                chosen = _Filtered(self.words, *df_bounds(self.text, self.n_rows), self.text.max_features)
             names = stack.enter_context(new_names(work / "names"))
             idf = stack.enter_context(new_vectorizer(work / "vectorizer", self.text.attributes()))
             if opened:  # kept with what is made from it too, so that it can be a training set itself
@@ -158,14 +138,12 @@ class ChooseFeatures:
                     idf.append(opened[1].read(start, min(start + WINDOW, self.n_like)))
                 for window in known.windows():
                     names.append(window[: self.n_like - names.n])
-            for terms, rows, repeated in _windows(self.words, "rows", "times"):
+            for terms, rows, repeated in self.words.windows("rows", "times"):
                 ids = chosen.ids(terms, rows, repeated)
                 kept = ids >= 0
                 weights = np.zeros(len(terms))
                 if opened:
-                    if kept.any():
-                        low, high = int(ids[kept][0]), int(ids[kept][-1])
-                        weights[kept] = _gather(lambda a, b: opened[1].read(a, b), ids[kept], low, high)
+                    weights[kept] = look_up(opened[1].read, ids[kept])
                 else:
                     weights[kept] = idf_weights(self.text, rows[kept], self.n_rows)
                     names.append([term for term, keep in zip(terms, kept.tolist(), strict=True) if keep])
@@ -176,20 +154,16 @@ class ChooseFeatures:
             n = names.n
         return {"n": n, "unknown_words": lost, "unknown": times}
 
-    def _chooser(self) -> _Filtered:
-        low, high = df_bounds(self.text, self.n_rows)
-        return _Filtered(self.words, low, high, self.text.max_features)
-
 
 @dataclass(frozen=True)
 class ChooseLabels:
     """A job: the ids of label names. In `folder`: `ids` of each merged name, -1 for unknown ones, and the store `names`.
 
-    words: in ranges one after another; like: the store whose labels these are, "" for none.
+    like: the store whose labels these are, "" for none.
     """
 
     key: str
-    words: tuple[SortedRun, ...]
+    words: SortedRun
     folder: str
     like: str
 
@@ -206,11 +180,11 @@ class ChooseLabels:
             joined: _Joined | _Found | None = None
             if self.like:
                 known = Names(Path(self.like) / "names" / "labels")
-                if any(run.n for run in self.words):
+                if self.words.n:
                     joined = _Joined(known.path) if ascend(known) else _Found(known)
                 for window in known.windows():
                     names.append(window)
-            for terms, rows, firsts in _windows(self.words, "rows", "firsts"):
+            for terms, rows, firsts in self.words.windows("rows", "firsts"):
                 held.add(terms, rows)
                 if joined:
                     ids = joined.ids(terms, rows, rows)
@@ -227,36 +201,27 @@ class ChooseLabels:
         return {"n": names.n, "unknown": unknown, "first": int(first), "name": name, "held": held.counts}
 
 
-def _windows(runs: Iterable[SortedRun], *columns: str) -> Iterator[tuple[Any, ...]]:
-    """The words of runs in turn, some at a time, and their columns."""
-    for run in runs:
-        for start, terms in run.windows():
-            yield terms, *(run.column(name, start, start + len(terms)) for name in columns)
-
-
 class _Filtered:
     """Ids of the words between two numbers of rows, the most frequent ones if there is a bound on how many."""
 
-    def __init__(self, words: Sequence[SortedRun], low: float, high: float, most: int | None) -> None:
+    def __init__(self, words: SortedRun, low: float, high: float, most: int | None) -> None:
         self._low, self._high = low, high
         self._n = 0
-        self._least, self._ties = 0, 0  # times that a word must occur; of those that occur just so often, how many
-        if most is not None:
-            self._least, self._ties = self._threshold(words, most)
-        self._bounded = most is not None
+        # times that a word must occur; of those that occur just so often, how many
+        self._least, self._ties = (0, 0) if most is None else self._threshold(words, most)
 
     def _fits(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.asarray((rows >= self._low) & (rows <= self._high))
 
-    def _threshold(self, words: Sequence[SortedRun], most: int) -> tuple[int, int]:
+    def _threshold(self, words: SortedRun, most: int) -> tuple[int, int]:
         """The `most`-th largest number of times, by bisection over the files, and how many of that number are kept."""
 
         def above(bound: int) -> int:
             n = 0
-            for run, start in ((one, start) for one in words for start in range(0, one.n, 2**18)):
-                stop = min(start + 2**18, run.n)
-                times = run.column("times", start, stop)
-                n += int(((times >= bound) & self._fits(run.column("rows", start, stop))).sum())
+            for start in range(0, words.n, 2**18):
+                stop = min(start + 2**18, words.n)
+                times = words.column("times", start, stop)
+                n += int(((times >= bound) & self._fits(words.column("rows", start, stop))).sum())
             return n
 
         if above(1) <= most:
@@ -272,7 +237,7 @@ class _Filtered:
     def ids(self, terms: list[bytes], rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids of the next words, -1 for those left out; ties go to the words that sort first."""
         kept = self._fits(rows)
-        if self._bounded and self._least:
+        if self._least:
             tied = kept & (times == self._least)
             allowed = tied & (np.cumsum(tied) <= self._ties)
             self._ties -= int(allowed.sum())
@@ -318,32 +283,20 @@ class _Joined:
         return np.array(ids, np.int64)
 
 
-def look_up(path: Path, places: NDArray[np.int64], dtype: Any = np.int64) -> NDArray[Any]:
-    """The entries of a file at ascending places, read in windows."""
-    out = np.empty(len(places), dtype)
+def look_up(read: Callable[[int, int], NDArray[Any]], places: NDArray[np.int64]) -> NDArray[Any]:
+    """Entries at ascending places, in windows. read: entries [start, stop)."""
+    out = [read(0, 0)]
     start = 0
     while start < len(places):
         low = int(places[start])
         stop = int(np.searchsorted(places, low + 2**16))
-        out[start:stop] = _gather(
-            lambda a, b: read_items(path, a, b, dtype), places[start:stop], low, int(places[stop - 1])
-        )  # fmt: skip
+        out.append(read(low, int(places[stop - 1]) + 1)[places[start:stop] - low])
         start = stop
-    return out
-
-
-def _gather(read: Any, places: NDArray[np.int64], low: int, high: int) -> NDArray[Any]:
-    """Entries at ascending places from low to high, in windows of what lies between."""
-    out: list[NDArray[Any]] = []
-    for start in range(low, high + 1, 2**16):
-        a, b = np.searchsorted(places, (start, start + 2**16))
-        if b > a:
-            window = read(start, min(start + 2**16, high + 1))
-            out.append(window[places[a:b] - start])
     return np.concatenate(out)
 
 
 def read_items(path: Path, start: int, stop: int, dtype: Any = np.int64) -> NDArray[Any]:
+    """Items [start, stop) of a plain file."""
     itemsize = np.dtype(dtype).itemsize
     values = np.fromfile(path, dtype, stop - start, offset=start * itemsize)
     if len(values) != stop - start:
