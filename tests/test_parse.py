@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.parsing import NAME, agree, bits, read
+from helpers.parsing import NAME, agree, bits, lines_of, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import parse as twin
@@ -381,23 +381,11 @@ def test_lines_are_numbered_across_texts_with_blank_and_skipped_ones(tell: bool)
 
     parser = Parser("a.txt", 9, 9, first_line=first_line if tell else 11, dialect=Dialect(libsvm=True, skip=True))
     for text in texts:
-        for _ in parser.blocks(np.frombuffer(bytearray(text), np.uint8)):
+        for _ in parser.blocks(lines_of(text)):
             pass
     assert len(asked) == tell  # it may take long
     assert [line for line, _ in parser.notes()["skipped_rows"]] == [14, 17, 19]
     assert (parser.n_lines, parser.n_rows) == (9, 3)
-
-
-def test_position_is_where_a_block_ends_also_in_a_last_line_without_its_end() -> None:
-    text = b"1 1:1\n" * 100 + b"2 2:2"
-    parser = Parser("a.txt", 9, 9)
-    ends = []
-    for x_indptr, *_ in parser.blocks(np.frombuffer(bytearray(text), np.uint8)):
-        ends.append(parser.position)
-        assert parser.position == min(6 * parser.n_rows, len(text))
-        assert len(x_indptr) > 1
-    assert ends[-1] == len(text)
-    assert len(ends) > 2
 
 
 def test_byte_order_marks() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.conversions import TEXT, X, Y, dense, opened, refused, write
+from helpers.parsing import lines_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import parse as twin
@@ -206,7 +207,7 @@ def test_any_bytes_of_one_kind_are_rows_without_labels_or_an_error_of_the_same_l
     except twin.BadLineError as error:
         line = error.line
     parser = Parser("a.txt", 10, None, first_line=1, noun="label")
-    blocks = parser.blocks(np.frombuffer(bytearray(text), np.uint8))
+    blocks = parser.blocks(lines_of(text))
     if line:
         with pytest.raises(
             InputError, match=rf"^a\.txt:{line}: (label|value|there is a (NUL|carriage)|'.*' is not a label id:value)"

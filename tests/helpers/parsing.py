@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from reference import parse as twin
 
 from xmc_stream.convert.lines.parser import Dialect, Parser
@@ -14,11 +15,16 @@ from xmc_stream.errors import InputError
 NAME = "data.txt"
 
 
+def lines_of(text: bytes) -> NDArray[np.uint8]:
+    """A text as the parser gets it: the last line has a newline too."""
+    return np.frombuffer(bytearray(text if text.endswith(b"\n") or not text else text + b"\n"), np.uint8)
+
+
 def read(text: bytes, n_features: int, n_labels: int, rules: twin.Rules) -> tuple[list[twin.Row], dict[str, Any]]:
     """Rows as the twin gives them, and notes; what the arrays must be is checked on the way."""
     rows = []
     parser = Parser(NAME, n_features, n_labels, first_line=1, dialect=Dialect(**asdict(rules)))
-    for x_indptr, x_indices, x_data, y_indptr, y_indices in parser.blocks(np.frombuffer(bytearray(text), np.uint8)):
+    for x_indptr, x_indices, x_data, y_indptr, y_indices in parser.blocks(lines_of(text)):
         assert x_indptr[0] == y_indptr[0] == 0
         assert len(x_indptr) == len(y_indptr)
         assert (x_indptr[-1], y_indptr[-1]) == (len(x_indices), len(y_indices))

@@ -41,7 +41,6 @@ from xmc_stream.system.memory import format_size
 
 _DELIMITERS = "\t,;|"  # that are recognised
 _QUOTE = '"'
-_NEWLINE = 10
 _WINDOW = 2**19  # bytes of lines at hand
 _LONGEST_FIRST = 2**24  # bytes of the header and the first row
 _SAMPLE = 50  # rows that tell the delimiter
@@ -102,8 +101,6 @@ class CsvRows:
             for window in file.windows():
                 notes["bytes_read"] = file.bytes_read
                 text, at = np.concatenate([rest, window]), 0
-                ended = text[-1] == _NEWLINE
-                text = text if ended else np.append(text, np.uint8(_NEWLINE))
 
                 def record(i: int, text: NDArray[np.uint8] = text) -> Record:
                     return self._by_python(text[begins[i] : begins[i + 1]].tobytes())
@@ -117,7 +114,7 @@ class CsvRows:
                         status[rows[0]], header = HEADER, False
                     yield Block(lines[:n], text, status[:n], places[:n], True, record)
                     at, lines[0] = int(begins[n]), lines[n]
-                rest = text[at : len(text) - (not ended)].copy()
+                rest = text[at:].copy()
                 file.n_lines = int(lines[0]) - 1
                 if len(rest) > longest + 1:
                     raise self._too_long(file, int(lines[0]), longest)

@@ -21,7 +21,6 @@ from xmc_stream.convert.tfidf.block import LINES, Block, Record
 from xmc_stream.convert.tfidf.records import Input, RecordsSource
 from xmc_stream.errors import InputError
 
-_NEWLINE = 10
 _WINDOW = 2**20  # bytes of lines at hand
 _LONGEST_FIRST = 2**24  # bytes of the line that shows the fields
 
@@ -50,16 +49,15 @@ class JsonLines:
         with self.text.open(Buffers(min(_WINDOW, longest), longest)) as file:
             for window in file.windows():
                 notes["bytes_read"] = file.bytes_read
-                text = window if window[-1] == _NEWLINE else np.append(window, np.uint8(_NEWLINE))
                 at = 0
-                while at < len(text):
-                    n = read_objects(text, at, wanted, ends, begins, status, places)
+                while at < len(window):
+                    n = read_objects(window, at, wanted, ends, begins, status, places)
 
-                    def record(i: int, text: NDArray[np.uint8] = text) -> Record:
+                    def record(i: int, text: NDArray[np.uint8] = window) -> Record:
                         return _object(text[begins[i] : begins[i + 1] - 1].tobytes())
 
                     numbers = np.arange(file.n_lines + 1, file.n_lines + n + 1)
-                    yield Block(numbers, text, status[:n], places[:n], False, record)
+                    yield Block(numbers, window, status[:n], places[:n], False, record)
                     at = int(begins[n])
                     file.n_lines += n
             notes["bytes_read"] = file.bytes_read

@@ -53,12 +53,11 @@ def recognises(path: Path, head: bytes) -> bool:
 
 @dataclass(frozen=True)
 class _Input:
-    """A file. size: of a plain one, else None; most: bytes of text, None if unknown."""
+    """A file. size: of a plain one, else None."""
 
     path: Path
     name: str
     size: int | None
-    most: int | None
     decompressor_bytes: int
     compression: str
 
@@ -70,9 +69,7 @@ class _Input:
             bom_length(text.name, text.head(HEAD))
         finally:
             text.leave()
-        return cls(
-            path, text.name, text.size if text.plain else None, text.most, text.decompressor_bytes, text.compression
-        )
+        return cls(path, text.name, text.size if text.plain else None, text.decompressor_bytes, text.compression)
 
 
 class LibsvmText:
@@ -115,7 +112,7 @@ class LibsvmText:
             f"decompression of {file.name}": file.decompressor_bytes for file in files if file.decompressor_bytes
         }
         self.n_samples: int | None = None
-        most = None if any(file.most is None for file in files) else sum(file.most or 0 for file in files)
+        most = None if any(file.size is None for file in files) else sum(file.size or 0 for file in files)
         self.x_entries = None if most is None else most // 4 + len(files)  # "0:1 "
         self.y_entries = None if most is None else most // 2 + len(files)  # "0,"
         self.bytes_in = 0 if self.alone else sum(path.stat().st_size for path in paths)

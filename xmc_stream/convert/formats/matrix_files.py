@@ -111,7 +111,7 @@ def _text(path: Path, options: ConvertOptions) -> Side:
     )
     buffers, taken = Buffers.fitting(_TEXT_ROOM, lines.parser("").bytes_per_byte + 8, file.size)
     lines = LinesPart(lines.text, buffers, lines.sides, lines.bounds, None, lines.dialect)
-    entries = None if file.most is None else file.most // 4 + 1  # "0:1 "
+    entries = None if file.size is None else file.size // 4 + 1  # "0:1 "
     return _TextSide(str(path), path, file.n_rows, file.n_columns, entries, taken + file.decompressor_bytes, lines)
 
 

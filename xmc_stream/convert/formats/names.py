@@ -26,9 +26,7 @@ def store_names(text: TextRange, target: Path, n_names: int | None, what: str) -
     """
     with text.open(Buffers(_WINDOW, 16 * _WINDOW)) as file, new_names(target) as names:
         for window in file.windows():
-            lines = window.tobytes().split(b"\n")
-            if not lines[-1]:
-                lines.pop()  # behind the last newline
+            lines = window.tobytes().split(b"\n")[:-1]
             names.append([_name(line, f"{file.name}:{file.n_lines + i}") for i, line in enumerate(lines, 1)])
             file.n_lines += len(lines)
         if n_names is not None and names.n != n_names:

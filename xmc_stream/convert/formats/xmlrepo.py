@@ -51,7 +51,6 @@ class _Input:
     name: str
     first: int
     size: int | None
-    most: int | None
     decompressor_bytes: int
     compression: str
     n_rows: int
@@ -238,16 +237,16 @@ def _opened(path: Path, form: str) -> _Input:
     size = text.size if text.plain else None
     sizes = (int(match[1]), int(match[2]), -1 if match[3] is None else int(match[3]))
     text.leave()
-    return _Input(path, text.name, first, size, text.most, text.decompressor_bytes, text.compression, *sizes)
+    return _Input(path, text.name, first, size, text.decompressor_bytes, text.compression, *sizes)
 
 
 def _most(files: Sequence[_Input], entry: int) -> int | None:
     """Entries that files hold at most, if one takes `entry` bytes at least."""
     total = 0
     for file in files:
-        if file.most is None:
+        if file.size is None:
             return None
-        total += file.most // entry + 1
+        total += file.size // entry + 1
     return total
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
-GZIP_RATIO = 1032  # what deflate can make of a byte; the others have no such bound
 
 _MAGIC = {
     "gzip": re.compile(rb"\x1f\x8b"),

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
-from xmc_stream.convert.lines.compression import DAMAGE, GZIP_RATIO, Decompressing, compression_of
+from xmc_stream.convert.lines.compression import DAMAGE, Decompressing, compression_of
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.files import regular, regular_or_pipe
 from xmc_stream.system.memory import format_size
@@ -35,7 +35,8 @@ _LONGEST_HEADER = 1000
 _PART = 32 * 2**20  # bytes of a plain file that are read apart from the rest, at least
 _PARTS = 128  # of a file, at most
 _BOM = b"\xef\xbb\xbf"
-Stamps = dict[Path, list[tuple[str, int, int, int]]]  # of paths: names, sizes, times and numbers of their files
+_NEWLINE = 10
+Stamps = dict[Path, list[Any]]  # of paths: their `file_identity`
 _streams: dict[Path, TextFile] = {}  # pipes whose beginning was looked at, until their reader claims them
 
 
@@ -154,12 +155,6 @@ class TextFile:
         return self.size is not None and not self.compression
 
     @property
-    def most(self) -> int | None:
-        """Bytes of text at most, None if unknown."""
-        ratio = {"": 1, "gzip": GZIP_RATIO}.get(self.compression)
-        return None if self.size is None or ratio is None else self.size * ratio
-
-    @property
     def bytes_read(self) -> int:
         """Bytes of the file, compressed ones if it is, that are read; of a pipe, of its text."""
         if self.compression and self.size is not None:
@@ -235,12 +230,8 @@ class TextFile:
                 left -= len(content)
         return number
 
-    def line_number(self) -> int:
-        """The number, from 1, of the line behind those that are behind us."""
-        return self.first_line() + self.n_lines
-
     def windows(self) -> Iterator[NDArray[np.uint8]]:
-        """The text in windows of whole lines; a window is gone when the next one comes.
+        """The text in windows of whole lines, the last with a newline too; a window is gone when the next one comes.
 
         Raises InputError and MemoryLimitError with file and line.
         """
@@ -253,7 +244,10 @@ class TextFile:
         while True:
             n = self._fill(buffer, filled)
             filled += n
-            cut = buffer.rfind(b"\n", 0, filled) + 1 if n else filled
+            if not n and filled and buffer[filled - 1] != _NEWLINE:  # the end, where a buffer is never full
+                buffer[filled] = _NEWLINE
+                filled += 1
+            cut = buffer.rfind(b"\n", 0, filled) + 1
             if cut:
                 yield np.frombuffer(buffer, np.uint8, cut)
             if not n:
@@ -292,8 +286,10 @@ class TextFile:
         size = min(2 * len(buffer), self.buffers.longest)
         if size <= len(buffer):
             raise MemoryLimitError(
-                f"{self.name}:{self.line_number()}: the line is longer than {format_size(len(buffer))}, all that the "
-                "limit leaves for one: raise " + flags.MEMORY_LIMIT + ", or check that this is a text of lines"
+                f"{self.name}:{self.first_line() + self.n_lines}: the line is longer than {format_size(len(buffer))}, "
+                "all that the limit leaves for one: raise "
+                + flags.MEMORY_LIMIT
+                + ", or check that this is a text of lines"
             )
         grown = bytearray(size)
         grown[: len(buffer)] = buffer
@@ -307,7 +303,7 @@ class TextFile:
         def here() -> str:
             lines = 0 if buffer is None else buffer.count(b"\n", 0, filled)
             lines += self._pending.count(b"\n") if looked else 0
-            return f"{self.name}:{self.line_number() + lines}: the {self.compression} data"
+            return f"{self.name}:{self.first_line() + self.n_lines + lines}: the {self.compression} data"
 
         try:
             yield
@@ -378,34 +374,21 @@ def file_identity(path: Path) -> list[Any]:
     Raises InputError where there is no such file.
     """
     try:
-        found = None if path == STANDARD_INPUT else _statuses(path)
+        if path == STANDARD_INPUT or not (stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode)):
+            return [str(path), os.urandom(16).hex()]
+        files = (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else (path,)
+        found = [file.stat() for file in files]
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
-    if found is None:
-        return [str(path), os.urandom(16).hex()]
-    times = [status.st_mtime_ns for status in found.values()]
-    return [str(path.absolute()), sum(status.st_size for status in found.values()), max(times, default=0)]
-
-
-def _statuses(path: Path) -> dict[Path, os.stat_result] | None:
-    """Those of a file, or of the files in a folder; None of a pipe."""
-    status = path.stat()
-    if stat.S_ISDIR(status.st_mode):
-        return {file: file.stat() for file in sorted(path.rglob("*")) if file.is_file()}
-    return {path: status} if stat.S_ISREG(status.st_mode) else None
+    return [
+        str(path.absolute()), sum(one.st_size for one in found), max((one.st_mtime_ns for one in found), default=0)
+    ]  # fmt: skip
 
 
 def stamps(paths: Iterable[Path]) -> Stamps:
-    """What tells that files, and files in folders, are not those that they were; of pipes and what is not there nothing."""
-    found = {}
-    for path in paths:
-        try:
-            statuses = None if path == STANDARD_INPUT else _statuses(path)
-        except OSError:
-            statuses = None
-        of = [(str(file), one.st_size, one.st_mtime_ns, one.st_ino) for file, one in (statuses or {}).items()]
-        found[path] = of
-    return found
+    """What tells that files, and folders of files, are not what they were; of pipes and what is not there nothing."""
+    files = (path for path in paths if path != STANDARD_INPUT and (path.is_file() or path.is_dir()))
+    return {path: file_identity(path) for path in files}
 
 
 @contextmanager
@@ -416,7 +399,7 @@ def unchanged(before: Stamps) -> Iterator[None]:
     """
 
     def refuse() -> None:
-        changed = next((path for path, was in before.items() if stamps([path])[path] != was), None)
+        changed = next((path for path, was in before.items() if stamps([path]).get(path) != was), None)
         if changed is not None:
             raise InputError(
                 f"{name_of(changed)} was changed while it was read: give the same command again when nobody writes to it"

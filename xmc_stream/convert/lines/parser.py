@@ -24,7 +24,6 @@ LISTED = 1000  # skipped rows that are listed with their reasons
 UNKNOWN = 2**31 - 1  # in place of a number of features or labels that only reading tells: ids below fit int32
 
 _LINE_BYTES = 32  # rows are planned for lines of this length; shorter ones are parsed in several steps
-_NEWLINE = 10
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Parser:
     ids stay as they are read, whatever the base. n_labels: None where lines are `id:value id:value ...` alone; noun:
     what those ids are of, then. first_line: the number of the first line of the first text, or what tells it, which is
     asked when something is wrong.
-    n_rows counts rows so far, n_lines the lines behind us; position is where the block given last ends in its text.
+    n_rows counts rows so far, n_lines the lines behind us.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class Parser:
         self.n_features = n_features
         self.n_labels = n_labels
         self.n_rows = 0
-        self.position = 0
         self._like = like
         self._first_line = first_line
         self._noun = noun
@@ -143,24 +141,10 @@ class Parser:
         self._y_indices = np.empty(0 if self.n_labels is None else length // 2 + 1, self._y_dtype)
 
     def blocks(self, text: NDArray[np.uint8]) -> Iterator[ParsedRows]:
-        """The rows of a text of whole lines, the last with or without its newline. Raises InputError with file and line.
+        """The rows of a text of lines, each with its newline. Raises InputError with file and line.
 
         A block is gone when the next one comes.
         """
-        end = len(text)
-        if end and text[-1] != _NEWLINE:
-            end = _behind_last_newline(text)
-        if end or not len(text):
-            for block, position in self._blocks(text[:end]):
-                self.position = position
-                yield block
-        if end < len(text):
-            for block, _ in self._blocks(np.append(text[end:], np.uint8(_NEWLINE))):
-                self.position = len(text)
-                yield block
-
-    def _blocks(self, text: NDArray[np.uint8]) -> Iterator[tuple[ParsedRows, int]]:
-        """The rows of whole lines, each with its newline, and where they end."""
         from xmc_stream.convert.kernels import parse, tokens
 
         if len(text) > self._capacity:
@@ -190,7 +174,7 @@ class Parser:
                 n, nx, ny = (int(state[at]) for at in (parse.ROW, parse.X_END, parse.Y_END))
                 self.n_rows += n
                 x = self._x_indptr[: n + 1], self._x_indices[:nx], self._x_data[:nx]
-                yield (*x, self._y_indptr[: n + 1], self._y_indices[:ny]), int(state[parse.POSITION])
+                yield *x, self._y_indptr[: n + 1], self._y_indices[:ny]
                 parse.start_block(state)
 
     def _flags(self) -> int:
@@ -306,18 +290,6 @@ class Parser:
 def _stop(n: int, base: int | None) -> int:
     """The number behind the last of n ids; of one more where the base is not known: the whole input tells if it is."""
     return n if n == UNKNOWN else n + (1 if base is None else base)
-
-
-def _behind_last_newline(text: NDArray[np.uint8]) -> int:
-    """Where the last line begins."""
-    end = len(text)
-    while end:
-        start = max(0, end - 2**16)
-        newline = text[start:end].tobytes().rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
 
 
 def bom_length(name: str, head: bytes) -> int:
