@@ -18,7 +18,6 @@ from helpers.row_sparse import weights, written
 import xmc_stream as xs
 from xmc_stream.convert.opening import taken_over
 from xmc_stream.convert.options import Like, TextOptions
-from xmc_stream.convert.tfidf import texts as tfidf_texts
 from xmc_stream.convert.tfidf.texts import TextRows
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models import Execution, held, samples
@@ -95,8 +94,6 @@ def test_rows_labels_and_scores_are_those_of_a_conversion(
     assert same(model.predict_topk(ASKED), expected)
     for i, text in enumerate(ASKED):
         assert same(model.predict_topk([text]), [a[i : i + 1] for a in expected]), text
-    monkeypatch.setattr(tfidf_texts, "_TOKENS", 7)
-    assert same(text_rows(model).rows(ASKED), rows)
 
 
 def test_any_characters_make_the_row_of_a_conversion(words: xs.Model, tmp_path: Path) -> None:

@@ -126,13 +126,9 @@ class WordRows:
 
     def write(self, folder: Path) -> int:
         """Write the dictionary, and begin with an empty one."""
-        n = len(self._table)
-        columns = {
-            "rows": self._table.column(ROWS),
-            "times": self._table.column(TIMES),
-            "firsts": np.zeros(n, np.int64),
-        }
-        run = write_sorted_run(folder, self._table, **columns)
+        firsts = np.zeros(len(self._table), np.int64)
+        rows, times = (self._table.column(which) for which in (ROWS, TIMES))
+        run = write_sorted_run(folder, self._table, rows=rows, times=times, firsts=firsts)
         self._begin()
         return run.n
 

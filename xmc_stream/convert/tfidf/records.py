@@ -20,6 +20,7 @@ from xmc_stream import flags
 from xmc_stream.convert.kernels.places import BLANK, HARD, SOUND
 from xmc_stream.convert.labels import SEPARATOR, Held, separator_of
 from xmc_stream.convert.lines.files import forget, name_of
+from xmc_stream.convert.lines.parser import LISTED
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
 from xmc_stream.convert.pieces import Piece, work_folder
@@ -51,7 +52,6 @@ _LEAST_LINE, _MOST_LINE = 2**18, 2**24
 _LINE_ROOM = 2**27  # bytes for the longest line, where there are as many
 _LEAST_DICTIONARY, _MOST_DICTIONARY = 2**22, 2**28
 _PLACE = re.compile(r"(.*)[:\[]([0-9]+)\]?", re.DOTALL)  # FILE:LINE, or frame[ROW]
-_SHOWN_ROWS = 1000  # skipped rows that are listed
 
 
 class Records(Protocol):
@@ -89,36 +89,29 @@ class RecordsPart:
     longest: int
     kind: str
 
-    @property
-    def sides(self) -> tuple[str, ...]:
-        """X and Y, also where there are no labels."""
-        return ("X", "Y")
+    sides = ("X", "Y")  # also where there are no labels
 
     def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
         """The rows; notes gets rows, runs [rows, words, label names] and kind of labels ("names", "ids" or "")."""
         rows = HashedRows(self.text) if self.text.hash_features else WordRows(self.text)
         labels = LabelRows(self.text, self.options, self.like, self.number, self.kind, notes)
         folder = Path(notes["folder"])
-        with ExitStack() as opened:
-            yield from self._counted(rows, labels, RowIds(self.text.id_field, folder, opened), folder, notes)
-
-    def _counted(
-        self, rows: WordRows | HashedRows, labels: LabelRows, ids: RowIds, folder: Path, notes: dict[str, Any]
-    ) -> Iterator[tuple[Rows, ...]]:
         runs: list[list[int]] = []
         n_rows = n_run = taken = 0
         notes.update({"skipped": 0, "skipped_rows": [], "blank_lines": 0})
-        for n in self._taken(rows, labels, ids, notes):
-            n_run, taken = n_run + n, taken + n
-            full = max(rows.size, labels.size) > self.dictionary
-            if full or taken >= _ROWS or rows.n_tokens >= _TOKENS or labels.n_ids >= _TOKENS:
-                yield rows.take(), labels.take()
-                taken = 0
+        with ExitStack() as opened:
+            ids = RowIds(self.text.id_field, folder, opened)
+            for n in self._taken(rows, labels, ids, notes):
+                n_run, taken = n_run + n, taken + n
+                full = max(rows.size, labels.size) > self.dictionary
+                if full or taken >= _ROWS or rows.n_tokens >= _TOKENS or labels.n_ids >= _TOKENS:
+                    yield rows.take(), labels.take()
+                    taken = 0
                 if full:
                     runs.append([n_run, *self._write(folder, len(runs), rows, labels)])
                     n_rows, n_run = n_rows + n_run, 0
-        yield rows.take(), labels.take()
-        ids.close()
+            yield rows.take(), labels.take()
+            ids.close()
         if n_run or not runs:
             runs.append([n_run, *self._write(folder, len(runs), rows, labels)])
         notes.update({"rows": n_rows + n_run, "runs": runs, "kind": labels.kind, "most_label": labels.most})
@@ -170,17 +163,14 @@ class RecordsPart:
         except BadRowError as error:
             if not self.options.skip:
                 raise InputError(f"{self.records.where(line)}: " + error.args[0]) from None
-            self._skip(notes, line, str(error))
+            notes["skipped"] += 1
+            if len(notes["skipped_rows"]) < LISTED:
+                place = _PLACE.fullmatch(self.records.where(line))
+                notes["skipped_rows"].append([*((place[1], int(place[2])) if place else ("", line)), str(error)])
             return 0
         rows.add(text)
         ids.add(name)
         return 1
-
-    def _skip(self, notes: dict[str, Any], line: int, why: str) -> None:
-        notes["skipped"] += 1
-        if len(notes["skipped_rows"]) < _SHOWN_ROWS:
-            place = _PLACE.fullmatch(self.records.where(line))
-            notes["skipped_rows"].append([*((place[1], int(place[2])) if place else ("", line)), why])
 
     @staticmethod
     def _write(folder: Path, run: int, rows: WordRows | HashedRows, labels: LabelRows) -> tuple[int, int]:
@@ -239,15 +229,14 @@ class RecordsSource:
         if options.unlabelled:
             text, given = replace(text, label_field=""), replace(given, label_field="")
         self.text, self._chosen = resolved(text, given, first, name_of(paths[0]), like is not None)
-        self._name, self._paths, self._records = name, paths, found.records
-        self._options, self._like = options, like
+        self._name, self._paths, self._records, self._largest = name, paths, found.records, found.largest
+        self._options, self._like, self._base = options, like, label_base(options, like)
         names = [path.name for path in paths]
         self.attributes: dict[str, Any] = {"source": names if len(names) > 1 else names[0], "source_format": name}
         self.files = [] if found.in_memory else list(paths)
         self.identity: dict[str, Any] = {"files": found.identity, "text": self.text.attributes()}
         self.bytes_in = sum(path.stat().st_size for path in paths if not found.alone)
         self.alone = found.alone
-        self._largest = found.largest
         self.n_samples: int | None = None
         self.x_entries: int | None = None
         self.y_entries: int | None = None
@@ -322,7 +311,7 @@ class RecordsSource:
         if 2 * sum(note["label_texts"] for note in notes) > n_rows and (separator := separator_of(labels.held)):
             attributes[SEPARATOR] = separator
         if kinds == {"ids"}:
-            attributes["label_base"] = self._base()
+            attributes["label_base"] = self._base
         attributes.update(_left_out(notes, labels.dropped))
         return Settled(
             words.n,
@@ -330,7 +319,7 @@ class RecordsSource:
             [Piece.of(receipt["X"]) for receipt in receipts],
             [Piece.of(receipt["Y"]) for receipt in receipts],
             f"{self._name}, {n_rows:,} rows, {self._chosen}{labels.said}, {words.said}",
-            y_base=0 if labels.runs else self._base(),
+            y_base=0 if labels.runs else self._base,
             normalize="l2",
             attributes=attributes,
             folders=folders,
@@ -384,16 +373,13 @@ class RecordsSource:
                 f"{i:05d}",
             )
 
-    def _base(self) -> int:
-        return label_base(self._options, self._like)
-
     def _labels(
         self, work: Path, notes: list[dict[str, Any]], kinds: set[str], folders: dict[str, Path]
     ) -> Generator[Phase, list[Receipt], _Numbered]:
         """Labels: without runs where they are ids. folders: gets that of their names."""
         like = of_labels(self._like)
         if kinds != {"names"}:
-            most = max((note["most_label"] for note in notes), default=-1) + 1 - self._base()
+            most = max((note["most_label"] for note in notes), default=-1) + 1 - self._base
             n_labels = like.n_labels if like else max(most, self._options.n_labels or 0, 0)
             if like and open_names(like.path, "labels") is not None:
                 copied = ChooseLabels(
@@ -401,7 +387,7 @@ class RecordsSource:
                 )
                 yield Phase("copy names", [copied], twice=True)
                 folders["names/labels"] = work / "labels" / "names"
-            return _Numbered(n_labels, f" (ids from {self._base()})" if kinds else "", held=Held().counts)
+            return _Numbered(n_labels, f" (ids from {self._base})" if kinds else "", held=Held().counts)
         if like and open_names(like.path, "labels") is None:
             raise InputError(
                 f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too ("
@@ -452,7 +438,7 @@ def _left_out(notes: list[dict[str, Any]], dropped: int) -> dict[str, Any]:
     summed["dropped_labels"] = dropped + sum(note["dropped_labels"] for note in notes)
     about: dict[str, Any] = {key: n for key, n in summed.items() if n}
     if summed["skipped"]:
-        about["skipped_rows"] = [row for note in notes for row in note["skipped_rows"]][:_SHOWN_ROWS]
+        about["skipped_rows"] = [row for note in notes for row in note["skipped_rows"]][:LISTED]
     return about
 
 

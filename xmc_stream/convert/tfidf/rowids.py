@@ -58,11 +58,7 @@ class JoinIds:
 
     parts: tuple[str, ...]
     target: str
-
-    @property
-    def key(self) -> str:
-        """Names it in its run."""
-        return "join ids"
+    key: str = "join ids"
 
     def run(self) -> Receipt:
         """Copy; the receipt has n."""

@@ -5,12 +5,11 @@ The rows are those of a conversion, bit for bit. Files of text are converted, se
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xmc_stream.convert.options import Like
 from xmc_stream.convert.rows import Rows
@@ -26,14 +25,10 @@ from xmc_stream.errors import StoreError
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import Names, open_names, open_vectorizer
 
-_TOKENS = 2**17  # of texts that are counted together
-_COUNT_BYTES = 80  # of a token, as it is counted and weighted
-_ENTRY_BYTES = 16  # of a token at most: its place and value, twice while parts are put together
+_TOKEN_BYTES = 80  # of a token, as it is counted and weighted, of which there are as many as bytes at most
 _NAME_BYTES, _CHARACTER_BYTES = 240, 4  # of a word in the dictionary, and of each byte of its UTF-8, at most
 _IDF_BYTES = 2 * 8  # of a feature: as it is read
 _WINDOW_BYTES = 2**21  # of names that are read
-
-Counts = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
 
 
 class TextRows:
@@ -78,58 +73,29 @@ class TextRows:
     def bytes_of(self, texts: Sequence[str]) -> int:
         """What `rows` takes at most, with the rows."""
         sizes = [len(text) if text.isascii() else 4 * len(text) for text in texts]
-        longest, total = max(sizes, default=0), sum(sizes)
-        together = min(_TOKENS + self._orders * longest, self._orders * total)
         return (
-            bytes_per_byte(self._text) * longest
-            + _COUNT_BYTES * together
-            + _ENTRY_BYTES * self._orders * total
+            bytes_per_byte(self._text) * max(sizes, default=0)
+            + _TOKEN_BYTES * self._orders * sum(sizes)
             + 32 * len(texts)
         )
 
     def rows(self, texts: Sequence[str]) -> Rows:
         """Rows of texts that are sound. Words that are no features are left out; a text without any is a row of zeros."""
-        dtype = index_dtype(self._n_features)
-        parts = list(self._hashed(self._hasher, texts) if self._hasher else self._counted(texts))
-        lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(part[0]) for part in parts)])
-        indptr = np.cumsum(lengths)
-        indices = np.concatenate([part[1] for part in parts]).astype(dtype, copy=False)
-        counts = np.concatenate([part[2] for part in parts])
+        tokens = (self._analyse(text.replace("\0", " ")) for text in texts)  # NUL characters separate words
+        if self._hasher:
+            indptr, indices, counts = self._hasher.rows([list(some) for some in tokens])
+        else:
+            find = self._words.get
+            ids = [[i for token in some if (i := find(token)) is not None] for some in tokens]
+            flat = np.fromiter(itertools.chain.from_iterable(ids), np.int64)
+            indptr, indices, counts = count_ids(flat, np.array([len(some) for some in ids], np.int64))
         data = weighted(self._text, counts, self._weights[indices])
         if self._scale:
             self._scaled(indptr, data)
-        return indptr, indices, data
-
-    def _counted(self, texts: Sequence[str]) -> Iterator[Counts]:
-        """Features of texts and how often each, some texts at a time."""
-        find, ids, lengths = self._words.get, array("q"), array("q")
-        for text in texts:
-            before = len(ids)
-            ids.extend([i for token in self._analyse(_separated(text)) if (i := find(token)) is not None])
-            lengths.append(len(ids) - before)
-            if len(ids) >= _TOKENS:
-                yield count_ids(np.array(ids), np.array(lengths))
-                ids, lengths = array("q"), array("q")
-        yield count_ids(np.array(ids), np.array(lengths))
-
-    def _hashed(self, hasher: Hasher, texts: Sequence[str]) -> Iterator[Counts]:
-        """The same of hashed words."""
-        tokens, n_tokens = [], 0
-        for text in texts:
-            tokens.append(list(self._analyse(_separated(text))))
-            n_tokens += len(tokens[-1])
-            if n_tokens >= _TOKENS:
-                yield hasher.rows(tokens)
-                tokens, n_tokens = [], 0
-        yield hasher.rows(tokens)
+        return indptr, indices.astype(index_dtype(self._n_features), copy=False), data
 
     def _names(self) -> Names:
         names = open_names(self._path, "features")
         if names is None:
             raise StoreError(f"{self._path} has a vectorizer and no names of features: it is damaged; make it again")
         return names
-
-
-def _separated(text: str) -> str:
-    """NUL characters separate words."""
-    return text.replace("\0", " ")
