@@ -317,10 +317,10 @@ def test_sets_of_other_features_are_refused_by_name(tmp_path: Path) -> None:
 
     plain, again = make(), "again with like"
     named = make(X, Y, (), "uvwxyz")
-    refused(plain, make(X[:, :5]), out, "has 6 features and", "5: convert the rows", again)
+    refused(plain, make(X[:, :5]), out, "the number of features is 6 in", "and 5 in", again)
     refused(named, make(X, Y, (), "uvWxyz"), out, "feature 2 is 'w'", "'W'", again)
-    refused(named, plain, out, "has names of features", again)
-    refused(plain, named, out, "has names of features", again)
+    refused(named, plain, out, "names of features are known in", again)
+    refused(plain, named, out, "names of features are missing in", again)
     refused(plain, make(normalize="l2"), out, "are normalised by none", "l2", again)
     some_features = [
         xs.select_features(plain, tmp_path / f"s{i}.xmc", ids, **LIMIT) for i, ids in enumerate([[1], [2]])
@@ -330,7 +330,7 @@ def test_sets_of_other_features_are_refused_by_name(tmp_path: Path) -> None:
     known = sp.csr_matrix(np.ones(Y.shape))
     refused(plain, make().with_observed(known), out, "has a mask of known pairs and", "convert one of them again")
     refused(make().with_observed(known), plain, out, "has a mask of known pairs and")
-    refused(plain, [make(), make(X[:, :5])], out, "has 6 features and")
+    refused(plain, [make(), make(X[:, :5])], out, "the number of features is 6")
 
 
 def test_labels_that_cannot_be_matched_are_refused(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_text_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     ids = xs.convert(tmp_path / "a.jsonl", tmp_path / "d.xmc", text=TextOptions(id_field="id"), **LIMIT)
     refused(old, ids, out, "d.xmc has ids of rows and")
     matrix = converted(tmp_path / "m.xmc", sp.csr_matrix((3, old.n_features), dtype=np.float32), np.ones((3, 1)))
-    refused(old, matrix, out, "has names of features")
+    refused(old, matrix, out, "names of features are known in")
 
 
 def test_texts_whose_ids_count_from_another_number_are_refused(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_texts_whose_ids_count_from_another_number_are_refused(tmp_path: Path) -
     (tmp_path / "b").write_text("1 1:1 3:1\n2 2:1\n")
     old, new = (xs.convert(tmp_path / name, tmp_path / f"{name}.xmc", **LIMIT) for name in "ab")
     assert (old.n_features, new.n_features) == (3, 3)
-    refused(old, new, tmp_path / "g.xmc", "ids of features count from 0 in", "from 1 in", "again with like")
+    refused(old, new, tmp_path / "g.xmc", "ids of features count from 0 in", "and 1 in", "again with like")
     right = xs.convert(tmp_path / "b", tmp_path / "c.xmc", like=old, new_labels=True, drop_unseen=True, **LIMIT)
     grown = xs.append(old, right, tmp_path / "g.xmc", **LIMIT)
     assert (grown.n_features, grown.n_labels) == (3, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,13 @@ from xmc_stream.convert.plan import plan_writing
 from xmc_stream.datasets.append_check import observed_seal, refuse_unfit, total
 from xmc_stream.datasets.append_jobs import (
     BLOCK_BYTES,
+    ArrayJob,
     CountsJob,
     EndsJob,
-    JoinArraysJob,
     LabelsJob,
     MatchJob,
     NamesJob,
     ObservedJob,
-    added_names,
 )
 from xmc_stream.errors import InputError
 from xmc_stream.models import Execution, planned
@@ -182,16 +181,17 @@ def append_report(
         COMMAND: "append", "columns": columns,
         "sets": [[dataset.fingerprint, dataset.attributes.get(SEAL), observed_seal(dataset)] for dataset in sets],
     }  # fmt: skip
+    peak = 0
     with working("append", progress):
-        done = made_before(target, identity) or (None if overwrite else _finished(target, identity))
+        done = made_before(target, identity)
+        if done is None and not overwrite and stands(target, identity):
+            done = {"said": "appended before, from the same sets", "resumed": True, "linked": 0, "copied": 0}
         if done is None:
             refuse_all([target], lambda path: check_target(path, overwrite))
             for dataset in sets[1:]:
                 refuse_unfit(sets[0], dataset)
-            with planned(execution, limit, _Warm(total(sets, "n_samples"), total(sets, "n_labels"))) as (
-                engine,
-                memory,
-            ):
+            warm = _Warm(total(sets, "n_samples"), total(sets, "n_labels"))
+            with planned(execution, limit, warm) as (engine, memory):
                 made = _Sets(tuple(sets), columns, _column_bytes(sets, columns, memory), digest_of(identity))
                 with checked_reading(*(dataset.path for dataset in sets)):
                     done = make(
@@ -200,29 +200,23 @@ def append_report(
                         lambda work, ledger: engine.run(made.loop(work), ledger),
                         lambda path: check_target(path, overwrite),
                     )
-                peak = max(peak_resident(), engine.peak)
-        else:
-            peak = peak_resident()
+                peak = max(peak, engine.peak)
     dataset = open_dataset(target)
     sizes = {name: int(dataset.attributes[name]) for name in SIZES}
     return dataset, {
         "dataset": str(out), **sizes, "new_samples": dataset.n_samples - sets[0].n_samples,
         "new_labels": dataset.n_labels - sets[0].n_labels, "bytes_on_disk": folder_bytes(target),
         "bytes_linked": done["linked"], "bytes_copied": done["copied"],
-        "seconds": round(time.perf_counter() - began, 3), "peak_rss": peak, "said": done["said"], "resumed": done["resumed"],
+        "seconds": round(time.perf_counter() - began, 3), "peak_rss": max(peak, peak_resident()), "said": done["said"],
+        "resumed": done["resumed"],
     }  # fmt: skip
-
-
-def _finished(target: Path, identity: Mapping[str, Any]) -> Receipt | None:
-    """What is said of a dataset that came of the same sets."""
-    if not stands(target, identity):
-        return None
-    return {"said": "appended before, from the same sets", "resumed": True, "linked": 0, "copied": 0}
 
 
 def _column_bytes(sets: Sequence[Dataset], columns: bool, memory: MemoryPlan) -> int:
     """Of the buffers that make columns. Raises MemoryLimitError where the jobs do not fit."""
-    beside, matching = _beside(sets, memory.threads), _matching(sets)
+    named = sets[0].label_names() is not None
+    beside = _beside(sets, memory.threads)
+    matching = {"labels by name": named * (NamedIds.BYTES + 16) * total(sets, "n_labels")}  # before all others
     writing = plan_writing(
         memory.budget - sum(beside.values()), memory.threads, sets[0].n_features, total(sets, "n_labels"), None,
         total(sets, "nnz_labels"), 0, columns,
@@ -241,12 +235,6 @@ def _beside(sets: Sequence[Dataset], threads: int) -> dict[str, int]:
         "names": WRITER_BYTES * (named + (sets[0].row_ids() is not None)),
         "labels by other numbers": 8 * n_labels + BLOCK_BYTES if named else 0,
     }
-
-
-def _matching(sets: Sequence[Dataset]) -> dict[str, int]:
-    """What a `MatchJob` holds, before all others."""
-    named = sets[0].label_names() is not None
-    return {"labels by name": named * (NamedIds.BYTES + 16) * total(sets, "n_labels")}
 
 
 @dataclass(frozen=True)
@@ -268,17 +256,14 @@ class _Sets:
         n_labels, added = max(dataset.n_labels for dataset in self.sets), [0] * (len(self.sets) - 1)
         if old.label_names() is not None:
             match = str(work / "match")
-            (matched,) = yield Phase("match", [MatchJob(paths, match)], "matching labels", (0.0, _MATCHED), twice=True)
+            (matched,) = yield Phase(
+                "match", [MatchJob(str(work), paths, "match")], "matching labels", (0.0, _MATCHED), twice=True
+            )
             n_labels, added = matched["n_labels"], matched["added"]
         assembly.begin(store)
         jobs = self._jobs(store, match, n_labels, added)
-        receipts = dict(
-            zip(
-                (job.key for job in jobs),
-                (yield Phase("join", jobs, "joining the rows", (_MATCHED, _JOINED))),
-                strict=True,
-            )
-        )
+        joined = yield Phase("join", jobs, "joining the rows", (_MATCHED, _JOINED))
+        receipts = {job.key: receipt for job, receipt in zip(jobs, joined, strict=True)}
         n_samples = total(self.sets, "n_samples")
         for side, bound, nnz, arrays in (
             ("X", old.n_features, total(self.sets, "nnz_features"), ("indptr", "indices", "data")),
@@ -300,33 +285,27 @@ class _Sets:
         }  # fmt: skip
         assembly.finish(store, {**self._attributes(), **sizes, MARK: self.mark})
         if observed_seal(old) is not None:
-            masks = [ObservedJob(str(store), paths, match, n_labels, self.max_bytes)]
+            masks = [ObservedJob(str(store), paths, "observed", match, n_labels, self.max_bytes)]
             yield Phase("observed", masks, "writing the known pairs", (_COLUMNS, 1.0), kept=False, twice=True)
         linked, copied = (sum(receipt.get(name, 0) for receipt in receipts.values()) for name in ("linked", "copied"))
         return {"linked": linked, "copied": copied, "said": self._said(n_labels)}
 
     def _jobs(self, store: Path, match: str, n_labels: int, added: Sequence[int]) -> list[Job]:
         """What is put one behind the other."""
-        paths = [dataset.path for dataset in self.sets]
-
-        def of(place: str) -> tuple[str, ...]:
-            return tuple(str(path / place) for path in paths)
-
+        folder, paths = str(store), tuple(str(dataset.path) for dataset in self.sets)
+        index = index_dtype(self.sets[0].n_features).name
+        arrays = {"X/rows/data": "float32", "X/rows/indices": index, "statistics/row_norms": "float32"}
         jobs: list[Job] = [
-            JoinArraysJob(str(store), "X/rows/data", "float32", of("X/rows/data")),
-            JoinArraysJob(
-                str(store), "X/rows/indices", index_dtype(self.sets[0].n_features).name, of("X/rows/indices")
-            ),
-            JoinArraysJob(str(store), "statistics/row_norms", "float32", of("statistics/row_norms")),
-            *(EndsJob(str(store), side, of(f"{side}/rows")) for side in ("X", "Y")),
-            LabelsJob(str(store), of(""), match, n_labels),
-            CountsJob(str(store), of(""), match, n_labels),
+            *(ArrayJob(folder, paths, name, dtype) for name, dtype in arrays.items()),
+            *(EndsJob(folder, paths, f"{side}/rows/indptr") for side in ("X", "Y")),
+            LabelsJob(folder, paths, "Y/rows/indices", match, n_labels),
+            CountsJob(folder, paths, "statistics", match, n_labels),
         ]
         if match:
-            more = (added_names(match, number) for number, n in enumerate(added, 1) if n)
-            jobs.append(NamesJob(str(store), "names/labels", (str(paths[0] / "names/labels"), *more)))
+            more = (f"{match}/names-{number}" for number, n in enumerate(added, 1) if n)
+            jobs.append(NamesJob(folder, (f"{paths[0]}/names/labels", *more), "names/labels"))
         if self.sets[0].row_ids() is not None:
-            jobs.append(NamesJob(str(store), ROW_IDS, of(ROW_IDS)))
+            jobs.append(NamesJob(folder, tuple(f"{path}/{ROW_IDS}" for path in paths), ROW_IDS))
         return jobs
 
     def _attributes(self) -> dict[str, Any]:
@@ -334,7 +313,8 @@ class _Sets:
         every = [dataset.attributes for dataset in self.sets]
         kept = {name: value for name, value in every[0].items() if name not in _OWN}
         for name in _SOURCES:
-            sources = [source for about in every for source in _listed(about.get(name, ()))]
+            found = [about.get(name, ()) for about in every]
+            sources = [source for some in found for source in ([some] if isinstance(some, str) else some)]
             if sources:
                 kept[name] = sources if len(sources) > 1 else sources[0]
         for name in _COUNTS:
@@ -353,10 +333,6 @@ class _Sets:
         return said + (f", words weighed by the idf of {old.path.name}" if text and text[0].get("idf") else "")
 
 
-def _listed(value: Any) -> list[Any]:
-    return [value] if isinstance(value, str) else list(value)
-
-
 def _entries(sets: Sequence[Dataset]) -> Iterator[dict[str, Any]]:
     """What is noted of each set."""
     for dataset in sets:
@@ -369,17 +345,10 @@ class _Warm:
 
     n_samples: int
     n_labels: int
-
-    @property
-    def key(self) -> str:
-        """Never in a ledger."""
-        return "warm"
+    key: str = "warm"
 
     def run(self) -> Receipt:
         """Compile or load."""
         with loading("append", _COMPILING):
             load_kernels(self.n_samples, 0, self.n_labels)
         return {}
-
-
-__all__ = ["append", "append_report"]

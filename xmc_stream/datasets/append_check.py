@@ -16,105 +16,6 @@ from xmc_stream.store.names import first_difference, open_vectorizer
 from xmc_stream.store.nodes import attributes_of, understood
 from xmc_stream.store.selection import SELECTED, selected_of
 
-
-def refuse_unfit(old: Dataset, new: Dataset) -> None:
-    """Raise InputError where two sets cannot be one, saying what to do, and StoreError where `new` is damaged."""
-    for dataset in (old, new):
-        refuse_broken_seal(dataset.path)
-    _same_features(old, new)
-    _same_transform(old, new)
-    _same_bases(old, new)
-    for what, option, in_old, in_new in (
-        ("ids of rows", "with " + flags.ID_FIELD + ", or without", old.row_ids(), new.row_ids()),
-        ("a mask of known pairs", "with " + flags.OBSERVED + ", or without", observed_seal(old), observed_seal(new)),
-        (
-            "names of labels",
-            "with names of labels, by " + flags.LABEL_NAMES + ", or ids",
-            *map(_label_names, (old, new)),
-        ),
-    ):
-        lacking = "" if (in_old is None) == (in_new is None) else f"{old.path} has {what} and {new.path} has none"
-        no_labels = not new.attributes["nnz_labels"] and observed_seal(new) is None  # nor known ones
-        if lacking and not (what == "names of labels" and no_labels):
-            if in_old is None:
-                lacking = f"{new.path} has {what} and {old.path} has none"
-            raise InputError(f"{lacking}: convert one of them again, " + option)
-
-
-def _label_names(dataset: Dataset) -> Any:
-    return dataset.label_names()
-
-
-def _like(old: Dataset, new: Dataset) -> str:
-    labels = ", and " + flags.NEW_LABELS + " where it has labels of its own" if new.attributes["nnz_labels"] else ""
-    return f"convert the rows of {new.path} again with " + flags.LIKE + f" {old.path}" + labels
-
-
-def _same_features(old: Dataset, new: Dataset) -> None:
-    """As many, of one selection, with the same names."""
-    if (of := selected_of(old.attributes)) != (of_new := selected_of(new.attributes)) or (
-        old.attributes.get(SELECTED) != new.attributes.get(SELECTED)
-    ):
-        kinds = [f"has {'all' if n is None else f'selected features of {n}'}" for n in (of, of_new)]
-        raise InputError(
-            f"{old.path} {kinds[0]} and {new.path} {kinds[1]}: give both the same ones, by `xmc-stream select-features`"
-        )
-    if old.n_features != new.n_features:
-        raise InputError(
-            f"{old.path} has {old.n_features} features and {new.path} {new.n_features}: " + _like(old, new)
-        )
-    mine, theirs = old.feature_names(), new.feature_names()
-    if (mine is None) != (theirs is None):
-        named, other = (new, old) if mine is None else (old, new)
-        raise InputError(
-            f"{named.path} has names of features and {other.path} has none, so nothing tells whether they are the same: "
-            + _like(old, new)
-        )
-    if mine is not None and theirs is not None and (i := first_difference(mine, theirs)) is not None:
-        name, other_name = mine.read(i, i + 1)[0], theirs.read(i, i + 1)[0]
-        raise InputError(
-            f"feature {i} is {name!r:.50} in {old.path} and {other_name!r:.50} in {new.path}: " + _like(old, new)
-        )
-
-
-def _same_transform(old: Dataset, new: Dataset) -> None:
-    """Text became features, and rows were scaled, in the same way; matrices beside had the same columns."""
-    for name, words in (("normalize", "are normalised by"), ("beside", "have matrices beside of the columns")):
-        values = [_told(dataset, name) for dataset in (old, new)]
-        if values[0] != values[1]:
-            raise InputError(
-                f"rows of {old.path} {words} {values[0]} and those of {new.path} {values[1]}: " + _like(old, new)
-            )
-    mine, theirs = open_vectorizer(old.path), open_vectorizer(new.path)
-    if (mine is None) != (theirs is None):
-        text, other = (new, old) if mine is None else (old, new)
-        raise InputError(f"{text.path} was made of raw text and {other.path} was not: " + _like(old, new))
-    if mine is None or theirs is None:
-        return
-    differ = [name for name in mine[0] if name not in _FIELDS and mine[0][name] != theirs[0].get(name)]
-    if differ:
-        raise InputError(
-            f"{differ[0]} of raw text is {mine[0][differ[0]]} in {old.path} and {theirs[0].get(differ[0])} in {new.path}: "
-            + _like(old, new)
-        )
-    pairs = zip(windows(mine[1]), windows(theirs[1]), strict=False)
-    if mine[1].size != theirs[1].size or not all(np.array_equal(a, b) for a, b in pairs):
-        raise InputError(f"{old.path} and {new.path} weigh words by other idf: " + _like(old, new))
-
-
-def _same_bases(old: Dataset, new: Dataset) -> None:
-    """Ids in texts that do not say so count from the same number, which each text was asked for by itself."""
-    if not all(str(dataset.attributes.get("source_format")).startswith("libsvm") for dataset in (old, new)):
-        return
-    for name, what in (("base", "features"), ("label_base", "labels")):
-        first, second = (dataset.attributes.get(name, 0) for dataset in (old, new))
-        if first != second:
-            raise InputError(
-                f"ids of {what} count from {first} in {old.path} and from {second} in {new.path}, by the ids that occur: "
-                + _like(old, new)
-            )
-
-
 # of a vectorizer: where text and labels stood in the input, and what chose the vocabulary, which is compared itself
 _FIELDS = (
     "text_fields", "label_field", "label_delimiter", "label_lists", "label_ids", "id_field", "min_df", "max_df",
@@ -122,12 +23,73 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def _told(dataset: Dataset, name: str) -> Any:
-    value = dataset.attributes.get(name, "none" if name == "normalize" else [])
-    if name == "normalize":
-        return value
+def refuse_unfit(old: Dataset, new: Dataset) -> None:
+    """Raise InputError where two sets cannot be one, saying what to do, and StoreError where `new` is damaged."""
+    for dataset in (old, new):
+        refuse_broken_seal(dataset.path)
+    if old.attributes.get(SELECTED) != new.attributes.get(SELECTED):
+        kinds = [
+            f"has {'all' if n is None else f'selected features of {n}'}"
+            for n in (selected_of(one.attributes) for one in (old, new))
+        ]
+        raise InputError(
+            f"{old.path} {kinds[0]} and {new.path} {kinds[1]}: give both the same ones, by `xmc-stream select-features`"
+        )
+    again = f"convert the rows of {new.path} again with " + flags.LIKE + f" {old.path}"
+    if new.attributes["nnz_labels"]:
+        again += ", and " + flags.NEW_LABELS + " where it has labels of its own"
+    # ids of libsvm text count from what each text was asked for by itself
+    libsvm = all(str(one.attributes.get("source_format")).startswith("libsvm") for one in (old, new))
+    mine, theirs = _told(old, libsvm), _told(new, libsvm)
+    for what, value in mine.items():
+        if value != theirs.get(what):
+            raise InputError(f"{what} {value} in {old.path} and {theirs.get(what)} in {new.path}: " + again)
+    _same_words(old, new, again)
+    no_labels = not new.attributes["nnz_labels"] and observed_seal(new) is None  # nor known ones
+    for what, option, in_old, in_new in (
+        ("ids of rows", "with " + flags.ID_FIELD + ", or without", old.row_ids(), new.row_ids()),
+        ("a mask of known pairs", "with " + flags.OBSERVED + ", or without", observed_seal(old), observed_seal(new)),
+        (
+            "names of labels", "with names of labels, by " + flags.LABEL_NAMES + ", or ids", old.label_names(),
+            old.label_names() if no_labels else new.label_names(),
+        ),
+    ):  # fmt: skip
+        if (in_old is None) != (in_new is None):
+            having, lacking = (old, new) if in_new is None else (new, old)
+            raise InputError(
+                f"{having.path} has {what} and {lacking.path} has none: convert one of them again, " + option
+            )
+
+
+def _told(dataset: Dataset, libsvm: bool) -> dict[str, Any]:
+    """What must be the same of two sets, by the words of a message. libsvm: whether both are of such text."""
+    about, text = dataset.attributes, open_vectorizer(dataset.path)
     with understood(dataset.path):
-        return [one["n_features"] for one in value]
+        beside = [one["n_features"] for one in about.get("beside", [])]
+    told = {
+        "the number of features is": dataset.n_features,
+        "names of features are": "missing" if dataset.feature_names() is None else "known",
+        "rows are normalised by": about.get("normalize", "none"),
+        "matrices beside have columns": beside,
+        "features are": "columns" if text is None else "words of raw text",
+    }
+    if text is not None:
+        told |= {f"{name} of raw text is": value for name, value in text[0].items() if name not in _FIELDS}
+    if libsvm:
+        told["ids of features count from"] = about.get("base", 0)
+        told["ids of labels count from"] = about.get("label_base", 0)
+    return told
+
+
+def _same_words(old: Dataset, new: Dataset, again: str) -> None:
+    """Features have the same names and, if they are words, the same idf."""
+    mine, theirs = old.feature_names(), new.feature_names()
+    if mine is not None and theirs is not None and (i := first_difference(mine, theirs)) is not None:
+        name, other = mine.read(i, i + 1)[0], theirs.read(i, i + 1)[0]
+        raise InputError(f"feature {i} is {name!r:.50} in {old.path} and {other!r:.50} in {new.path}: " + again)
+    texts = [text for one in (old, new) if (text := open_vectorizer(one.path)) is not None]
+    if texts and not all(np.array_equal(*pair) for pair in zip(*(windows(idf) for _, idf in texts), strict=False)):
+        raise InputError(f"{old.path} and {new.path} weigh words by other idf: " + again)
 
 
 def observed_seal(dataset: Dataset) -> str | None:

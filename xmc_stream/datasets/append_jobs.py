@@ -29,32 +29,38 @@ _ENDS = 2**17  # lines whose ends are read at a time
 _MAPS = "maps"
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What is made of `sets`, paths, under a name in the folder `store`."""
+
+    store: str
+    sets: tuple[str, ...]
+    name: str
+
+    @property
+    def key(self) -> str:
+        """What it makes."""
+        return f"join/{self.name}"
+
+
 def _written(writer: ArrayWriter) -> Receipt:
     """The receipt of an array that is whole."""
     return {"sha256": writer.close(), "linked": writer.linked, "copied": writer.copied}
 
 
 @dataclass(frozen=True)
-class MatchJob:
+class MatchJob(_Job):
     """The labels of each set by their names: those that no set before had get the next numbers.
 
-    In `out`, for each set but the first: the array maps/NUMBER, which label of the grown set each of its labels is, and
+    In its folder, for each set but the first: the array maps/NUMBER, which label of the grown set each of its labels is, and
     the store names-NUMBER, the names that it adds.
     """
-
-    sets: tuple[str, ...]
-    out: str
-
-    @property
-    def key(self) -> str:
-        """There is one."""
-        return "match"
 
     def run(self) -> Receipt:
         """Match; the receipt has n_labels and how many each set added. Raises InputError for a name that stands twice."""
         known: list[tuple[NamedIds, int]] = []  # names, and the number of the first of them
         n_labels, added = 0, []
-        with new_folder(Path(self.out)) as out, new_pack(out / _MAPS) as pack:
+        with new_folder(Path(self.store) / self.name) as out, new_pack(out / _MAPS) as pack:
             for number, path in enumerate(self.sets):
                 dataset = Dataset(path)
                 names = dataset.label_names()
@@ -109,11 +115,6 @@ def _matched(
     return ids, n_labels
 
 
-def added_names(match: str, number: int) -> str:
-    """Where a `MatchJob` left the names that a set adds."""
-    return str(Path(match) / f"names-{number}")
-
-
 def _renumbered(blocks: Iterator[Block], ids: NDArray[np.int64] | None) -> Iterator[Block]:
     """Rows with other numbers for their labels, in ascending order in each."""
     for block in blocks:
@@ -128,49 +129,32 @@ def _renumbered(blocks: Iterator[Block], ids: NDArray[np.int64] | None) -> Itera
 
 
 @dataclass(frozen=True)
-class JoinArraysJob:
-    """The array `name` in `store`: these arrays, one behind the other, as they are."""
+class ArrayJob(_Job):
+    """An array of each set, one behind the other, as they are."""
 
-    store: str
-    name: str
     dtype: str
-    arrays: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        """The array, in the dataset."""
-        return f"join/{self.name}"
 
     def run(self) -> Receipt:
         """Join."""
         bytes_read = 0
         with new_array(Path(self.store), self.name, self.dtype, durable=True) as writer:
-            for path in self.arrays:
-                array = open_array(Path(path))
+            for path in self.sets:
+                array = open_array(Path(path) / self.name)
                 writer.extend(array)
                 bytes_read += array.bytes_read
             return {**_written(writer), "bytes_read": bytes_read}
 
 
 @dataclass(frozen=True)
-class EndsJob:
-    """Where the rows of these matrices end, one behind the other: the array `indptr` of a `side` of `store`."""
-
-    store: str
-    side: str
-    matrices: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        """The matrix, in the dataset."""
-        return f"join/{self.side}/rows/indptr"
+class EndsJob(_Job):
+    """Where the rows of a matrix of each set end, one behind the other: its array `indptr`."""
 
     def run(self) -> Receipt:
         """Join."""
         nnz = 0
-        with new_array(Path(self.store), f"{self.side}/rows/indptr", np.int64, durable=True) as writer:
-            for number, path in enumerate(self.matrices):
-                matrix = SparseMatrix(path)
+        with new_array(Path(self.store), self.name, np.int64, durable=True) as writer:
+            for number, path in enumerate(self.sets):
+                matrix = SparseMatrix((Path(path) / self.name).parent)
                 if not number:
                     writer.extend(matrix.indptr)
                 else:
@@ -182,11 +166,9 @@ class EndsJob:
 
 
 @dataclass(frozen=True)
-class _OfLabels:
-    """What is made of all sets in `store`. match: what a `MatchJob` left, "" where labels keep their numbers."""
+class _OfLabels(_Job):
+    """match: the folder that a `MatchJob` made, "" where labels keep their numbers."""
 
-    store: str
-    sets: tuple[str, ...]
     match: str
     n_labels: int
 
@@ -204,14 +186,9 @@ class _OfLabels:
 class LabelsJob(_OfLabels):
     """The labels of all rows."""
 
-    @property
-    def key(self) -> str:
-        """There is one."""
-        return "join/Y/rows/indices"
-
     def run(self) -> Receipt:
         """Join."""
-        with new_array(Path(self.store), "Y/rows/indices", index_dtype(self.n_labels), durable=True) as writer:
+        with new_array(Path(self.store), self.name, index_dtype(self.n_labels), durable=True) as writer:
             for dataset, ids in self.datasets():
                 rows = dataset.Y_rows()
                 if ids is None:
@@ -227,18 +204,13 @@ class LabelsJob(_OfLabels):
 class CountsJob(_OfLabels):
     """How often each feature, and each label, occurs in all sets."""
 
-    @property
-    def key(self) -> str:
-        """There is one."""
-        return "join/statistics"
-
     def run(self) -> Receipt:
         """Add up."""
         labels = np.zeros(self.n_labels, np.int64)
         features = np.zeros(Dataset(self.sets[0]).n_features, np.int64)
         with ExitStack() as stack:  # both from the beginning, see `Weigh`
             writers = [
-                stack.enter_context(new_array(Path(self.store), f"statistics/{name}", np.int64, durable=True))
+                stack.enter_context(new_array(Path(self.store), f"{self.name}/{name}", np.int64, durable=True))
                 for name in ("feature_counts", "label_counts")
             ]
             for dataset, ids in self.datasets():
@@ -251,23 +223,14 @@ class CountsJob(_OfLabels):
 
 
 @dataclass(frozen=True)
-class NamesJob:
-    """The names `name` in `store`: these, one behind the other."""
-
-    store: str
-    name: str
-    names: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        """Of what."""
-        return f"join/{Path(self.name).name}"
+class NamesJob(_Job):
+    """Names, one behind the other. sets: their paths."""
 
     def run(self) -> Receipt:
         """Join."""
         store = Path(self.store)
         with new_names(store / self.name, work_of(store, self.name)) as writer:
-            for path in self.names:
+            for path in self.sets:
                 writer.extend(Names(Path(path)))
         return {name: sum(getattr(array, name) for array in writer.arrays) for name in ("linked", "copied")}
 
@@ -281,11 +244,6 @@ class ObservedJob(_OfLabels):
 
     max_bytes: int
 
-    @property
-    def key(self) -> str:
-        """There is one."""
-        return "observed"
-
     def run(self) -> Receipt:
         """Write."""
 
@@ -298,5 +256,5 @@ class ObservedJob(_OfLabels):
 
         dtype, store = index_dtype(self.n_labels), Path(self.store)
         of_one_type = (Block(b.start, b.indptr, b.indices.astype(dtype, copy=False), None) for b in blocks())
-        write_observed(Dataset(store), of_one_type, self.max_bytes, work_of(store, "observed"))
+        write_observed(Dataset(store), of_one_type, self.max_bytes, work_of(store, self.name))
         return {}

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import time
-from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +115,7 @@ class _Given:
     sizes: dict[str, int]
     crcs: dict[str, str]
 
-    def left(self, to: _Target, there: dict[str, int]) -> list[str]:
+    def left(self, to: _Folder | _Remote, there: dict[str, int]) -> list[str]:
         """The files that are not at the target as they are here. there: sizes of what is there."""
 
         def differs(name: str) -> bool:
@@ -130,7 +129,7 @@ class _Given:
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             return [name for name, new in zip(self.sizes, pool.map(differs, self.sizes), strict=True) if new]
 
-    def give(self, to: _Target, names: list[str]) -> None:
+    def give(self, to: _Folder | _Remote, names: list[str]) -> None:
         """Copy files, some at a time, each after a look at its checksum."""
         whole, done, bar = max(sum(self.sizes[name] for name in names), 1), 0, current()
         with temporary_folder() as scratch, ThreadPoolExecutor(_AT_A_TIME) as pool:
@@ -159,7 +158,7 @@ def _to_folder(given: _Given, target: Path, about: bytes, overwrite: bool) -> li
 
     def refuse(path: Path) -> None:
         if os.path.lexists(path):
-            _Folder(path).refuse_unless(overwrite)
+            _refuse(_Folder(path), str(path), overwrite)
 
     def run(work: Path, ledger: Ledger) -> Receipt:
         to = _Folder(work / STORE)
@@ -167,8 +166,6 @@ def _to_folder(given: _Given, target: Path, about: bytes, overwrite: bool) -> li
         ledger.add("begun", {})  # or what is there would not be gone on from
         left = given.left(to, _sizes(to.path))
         given.give(to, left)
-        for stray in to.path.rglob("*.coming"):
-            stray.unlink()
         return {"left": left}
 
     identity = {COMMAND: "copy", "of": hashlib.sha256(about).hexdigest()}
@@ -182,7 +179,7 @@ def _to_url(given: _Given, to: _Remote, about: bytes, overwrite: bool) -> list[s
         if not given.left(to, to.there):
             to.unmark()
             return []
-        to.refuse_unless(overwrite)
+        _refuse(to, to.url, overwrite)
         to.clear()
     left = [name for name in given.left(to, to.begun(about, overwrite)) if name != _LAST]
     given.give(to, left)
@@ -231,69 +228,50 @@ def _refuse_damaged(file: Path, named: Path, noted: str) -> None:
         raise StoreError(f"{named} fails its checksum: the store is damaged; make it again")
 
 
-class _Target(ABC):
-    """Where a copy is made. where: its name."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def refuse_unless(self, overwrite: bool) -> None:
-        """Raise InputError where the store that stands there must not be replaced, or is none of ours."""
-        try:
-            ours = str(json.loads(self.read(_LAST))["attributes"]["format"]).startswith(_OURS)
-        except (ValueError, LookupError, TypeError, OSError):
-            ours = False
-        if not ours:
-            raise InputError(f"{self.where} exists and is something else: give another name, or remove it yourself")
-        if not overwrite:
-            raise InputError(
-                f"{self.where} exists, and is another store, or damaged: give another name, or "
-                + flags.OVERWRITE
-                + " to replace it"
-            )
-
-    @abstractmethod
-    def read(self, name: str) -> bytes:
-        """A small file that is there."""
-
-    @abstractmethod
-    def opened(self, name: str) -> BinaryIO:
-        """A file that is there, to be read once."""
-
-    @abstractmethod
-    def give(self, name: str, file: Path, noted: str | None, scratch: Path) -> None:
-        """Copy a file, after a look at its checksum. noted: as `_looked_at` has it; None for what is no chunk."""
+def _refuse(target: _Folder | _Remote, where: str, overwrite: bool) -> None:
+    """Raise InputError where the store that stands there must not be replaced, or is none of ours."""
+    try:
+        ours = str(json.loads(target.read(_LAST))["attributes"]["format"]).startswith(_OURS)
+    except (ValueError, LookupError, TypeError, OSError):
+        ours = False
+    if not ours:
+        raise InputError(f"{where} exists and is something else: give another name, or remove it yourself")
+    if not overwrite:
+        raise InputError(
+            f"{where} exists, and is another store, or damaged: give another name, or "
+            + flags.OVERWRITE
+            + " to replace it"
+        )
 
 
-class _Folder(_Target):
+@dataclass(frozen=True)
+class _Folder:
     """A folder."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self.path = path
+    path: Path
 
     def read(self, name: str) -> bytes:
+        """A small file that is there."""
         return (self.path / name).read_bytes()
 
     def opened(self, name: str) -> BinaryIO:
+        """A file that is there, to be read once."""
         return open(self.path / name, "rb")
 
     def give(self, name: str, file: Path, noted: str | None, scratch: Path) -> None:
+        """Copy a file, and look at its checksum. noted: as `_looked_at` has it; None for what is no chunk."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        coming = target.with_name(target.name + ".coming")
-        fetch_to(file, coming)
+        fetch_to(file, target)
         if noted is not None:
-            _refuse_damaged(coming, file, noted)
-        coming.replace(target)
+            _refuse_damaged(target, file, noted)
 
 
-class _Remote(_Target):
-    """A URL."""
+class _Remote:
+    """A URL, with what `_Folder` has."""
 
     def __init__(self, url: str) -> None:
         self.fs, self.url = file_system(url)
-        super().__init__(self.url)
         self.there = {name: size for name, (size, _) in listing(self.fs, self.url).items()}
 
     def begun(self, about: bytes, overwrite: bool) -> dict[str, int]:
@@ -302,7 +280,7 @@ class _Remote(_Target):
         if self.there and (COPYING not in self.there or self.read(COPYING) != mark):
             if COPYING not in self.there or not overwrite:
                 raise InputError(
-                    f"{self.where} has half a copy of another store, or other files: remove them, or give another name"
+                    f"{self.url} has half a copy of another store, or other files: remove them, or give another name"
                 )
             self.clear()
         self.put(COPYING, mark)
@@ -348,6 +326,3 @@ class _Remote(_Target):
 def _sizes(folder: Path) -> dict[str, int]:
     """Sizes of the files of a store."""
     return {name: size_of(folder / name) for name in sorted(files_of_store(folder))}
-
-
-__all__ = ["copy"]

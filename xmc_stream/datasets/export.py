@@ -279,6 +279,3 @@ def _npz(
                     member.write(window.astype(dtype, copy=False).data)
                     written += window.size * dtype.itemsize
                     bar.advance(written / max(total, 1))
-
-
-__all__ = ["export"]

@@ -257,6 +257,3 @@ def _share_labels(dataset: Dataset, target: Path, check: bool) -> None:
                 compare_arrays(dataset.path / name)
             shutil.copytree(dataset.path / name, target / name, copy_function=link_or_copy)
     copy_row_ids(dataset.path, target, link_or_copy)
-
-
-__all__ = ["select_features"]

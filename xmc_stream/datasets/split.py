@@ -285,6 +285,3 @@ def _append_ids(writer: NamesWriter, ids: Names, start: int, kept: NDArray[np.bo
         marked = kept[first : first + WINDOW]
         names = ids.read_bytes(start + first, start + first + len(marked))
         writer.append([name for name, keep in zip(names, marked.tolist(), strict=True) if keep])
-
-
-__all__ = ["split", "split_once"]

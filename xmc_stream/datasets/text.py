@@ -63,6 +63,3 @@ def text_bytes(n_rows: int, n_values: int, n_positives: int, n_features: int, n_
 
     feature, label = len(str(n_features + 1)), len(str(n_labels + 1))
     return 2 * n_rows + (feature + VALUE_BYTES + 2) * n_values + (label + 1) * n_positives
-
-
-__all__ = ["STANDARD_OUTPUT", "Append", "text_bytes", "text_writer"]

@@ -353,6 +353,3 @@ class _Warm:
                 )  # fmt: skip
             sum_of_counts(0, ends, np.uint64(0))
         return {}
-
-
-__all__ = ["verify"]
