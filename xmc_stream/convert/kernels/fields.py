@@ -20,6 +20,7 @@ from xmc_stream.convert.kernels.places import (
     STOP,
     WHOLE,
     byte_at,
+    same,
     whole,
 )  # fmt: skip
 from xmc_stream.convert.kernels.words import put_character
@@ -181,16 +182,6 @@ def _stripped(text: NDArray[np.uint8], start: int, stop: int) -> tuple[int, int]
 
 
 @inner_kernel
-def _stands(text: NDArray[np.uint8], p: int, stop: int, word: NDArray[np.uint8]) -> bool:
-    if p + len(word) > stop:
-        return False
-    i = 0
-    while i < len(word) and text[p + i] == word[i]:
-        i += 1
-    return i == len(word)
-
-
-@inner_kernel
 def _fits(out: NDArray[np.uint8], ends: NDArray[np.int64], begin: int, n: int, stop: int) -> bool:
     """Whether the name out[ends[n]:stop] has something in it, no NUL, and is none of the names from `begin` on."""
     size = stop - ends[n]
@@ -200,12 +191,8 @@ def _fits(out: NDArray[np.uint8], ends: NDArray[np.int64], begin: int, n: int, s
         if out[p] == 0:
             return False
     for other in range(begin, n):
-        if ends[other + 1] - ends[other] == size + 1:
-            i = 0
-            while i < size and out[ends[other] + i] == out[ends[n] + i]:
-                i += 1
-            if i == size:
-                return False
+        if ends[other + 1] - ends[other] == size + 1 and same(out, ends[other], out, ends[n], size):
+            return False
     return True
 
 
@@ -241,10 +228,10 @@ def _parted(
 
     `text` may be `out`: what is written is never beyond what is read.
     """
-    begin, p = n, ends[n]
+    begin, p, size = n, ends[n], len(delimiter)
     while True:
         end = p
-        while end < stop and not _stands(text, end, stop, delimiter):
+        while end < stop and not (end + size <= stop and same(text, end, delimiter, 0, size)):
             end += 1
         first, last = _stripped(text, p, end)
         for i in range(last - first):
@@ -252,7 +239,7 @@ def _parted(
         at = ends[n] + last - first
         if not _fits(out, ends, begin, n, at):
             return -1
-        p = end + len(delimiter)
+        p = end + size
         out[at] = 0
         n += 1
         ends[n] = at + 1

@@ -24,6 +24,7 @@ from xmc_stream.convert.kernels.places import (
     WHOLE,
     byte_at,
     character_bytes,
+    same,
 )  # fmt: skip
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
@@ -222,13 +223,8 @@ def _field(
 ) -> int:  # fmt: skip
     """Which of the names text[start:stop] is, -1 for none."""
     for f in range(len(ends) - 1):
-        n = ends[f + 1] - ends[f]
-        if n == stop - start:
-            i = 0
-            while i < n and text[start + i] == names[ends[f] + i]:
-                i += 1
-            if i == n:
-                return f
+        if ends[f + 1] - ends[f] == stop - start and same(text, start, names, ends[f], stop - start):
+            return f
     return -1
 
 

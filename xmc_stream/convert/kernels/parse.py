@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.kernels.places import byte_at
 from xmc_stream.convert.kernels.tokens import (
     COLON,
     COMMA,
@@ -21,7 +22,6 @@ from xmc_stream.convert.kernels.tokens import (
     HASH,
     NO_COMMENT,
     SLOW,
-    at,
     ends_line,
     ends_token,
     next_line,
@@ -76,8 +76,6 @@ SKIP = 2  # leave out bad rows without a word
 SUM = 4  # add up values of a feature that stands twice in a row, count a label that does once
 DROP = 8  # leave out features and labels beyond the last
 
-_SHORT_ROW = 16
-
 
 def new_state() -> NDArray[np.int64]:
     """The state before the first text."""
@@ -111,42 +109,24 @@ def _swap(indices: NDArray[Any], data: NDArray[Any], a: int, b: int) -> None:
 
 
 @kernel
-def _sink(indices: NDArray[Any], data: NDArray[Any], start: int, root: int, size: int) -> None:
-    """Restore the heap of `size` entries from `start` on below one of its nodes."""
-    while 2 * root + 1 < size:
-        child = 2 * root + 1
-        if child + 1 < size and _before(indices, data, start + child, start + child + 1):
-            child += 1
-        if not _before(indices, data, start + root, start + child):
-            return
-        _swap(indices, data, start + root, start + child)
-        root = child
-
-
-@kernel
 def _sort(indices: NDArray[Any], data: NDArray[Any], start: int, stop: int) -> int:
     """Sort the entries [start, stop) by index, in place; the place of an index that stands there twice, or -1.
 
-    data: values that move along, or empty. Long rows are sorted as a heap: no buffer, and no order makes it slow.
+    data: values that move along, or empty. Shell's sort: no buffer, and no order makes it slow.
     """
     ordered = True
     for p in range(start + 1, stop):
         ordered = ordered and indices[p - 1] < indices[p]
     if ordered:
         return -1
-    if stop - start <= _SHORT_ROW:
-        for p in range(start + 1, stop):
+    gap = stop - start
+    while gap > 1:
+        gap = max(1, gap * 4 // 9)
+        for p in range(start + gap, stop):
             q = p
-            while q > start and _before(indices, data, q, q - 1):
-                _swap(indices, data, q - 1, q)
-                q -= 1
-    else:
-        n = stop - start
-        for root in range(n // 2 - 1, -1, -1):
-            _sink(indices, data, start, root, n)
-        for size in range(n - 1, 0, -1):
-            _swap(indices, data, start, start + size)
-            _sink(indices, data, start, 0, size)
+            while q >= start + gap and _before(indices, data, q, q - gap):
+                _swap(indices, data, q - gap, q)
+                q -= gap
     for p in range(start + 1, stop):
         if indices[p - 1] == indices[p]:
             return p
@@ -206,11 +186,11 @@ def _row_labels(
     """
     first = culprit = p
     dropped, number = 0, 0
-    more = not ends_token(at(text, p), comment)
+    more = not ends_token(byte_at(text, p), comment)
     while more:
         culprit = p
         some, number, p = read_label(text, p, comment)
-        c = at(text, p)
+        c = byte_at(text, p)
         if c == COLON and culprit == first and p > first:  # the line begins with a feature
             return DONE, first, n, dropped, culprit, number
         more = c == COMMA
@@ -240,7 +220,7 @@ def _row_features(
         number, p = read_id(text, p)
         if p == culprit and ends_line(text, p, comment):
             return DONE, p, n, dropped, culprit, number
-        if p == culprit or at(text, p) != COLON:
+        if p == culprit or byte_at(text, p) != COLON:
             return BAD_FEATURE, p, n, dropped, culprit, number
         if number >= stop and not flags & DROP:
             return FEATURE_RANGE, p, n, dropped, culprit, number

@@ -17,6 +17,7 @@ KIND, START, STOP = range(3)  # of a place: the bytes are [START, STOP), without
 
 @inner_kernel
 def byte_at(text: NDArray[np.uint8], p: int) -> int:
+    """The byte at p (an unsigned place is spared the question whether it counts from the end)."""
     return np.int64(text[np.uint64(p)])  # type: ignore[return-value]
 
 
@@ -48,3 +49,12 @@ def character_bytes(text: NDArray[np.uint8], p: int) -> int:
         if byte_at(text, p + i) & 0xC0 != 0x80:
             return 0
     return n
+
+
+@inner_kernel
+def same(a: NDArray[np.uint8], p: int, b: NDArray[np.uint8], q: int, n: int) -> bool:
+    """Whether the n bytes of `a` from p on are those of `b` from q on."""
+    i = 0
+    while i < n and a[np.uint64(p + i)] == b[np.uint64(q + i)]:
+        i += 1
+    return i == n

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.kernels.places import byte_at
 from xmc_stream.kernels.jit import kernel
 
 # what read_value returns, and more codes in parse.py
@@ -36,12 +37,6 @@ _SLACK = 2.0**-50  # more than the relative error of a truncated mantissa, a rou
 
 
 @kernel
-def at(text: NDArray[np.uint8], p: int) -> int:
-    """The byte at p (an unsigned place is spared the question whether it counts from the end)."""
-    return np.int64(text[np.uint64(p)])  # type: ignore[return-value]
-
-
-@kernel
 def _is_digit(c: int) -> bool:
     return 48 <= c <= 57
 
@@ -58,14 +53,14 @@ def ends_token(c: int, comment: int) -> bool:
 
 @kernel
 def skip_blanks(text: NDArray[np.uint8], p: int) -> int:
-    while _is_blank(at(text, p)):
+    while _is_blank(byte_at(text, p)):
         p += 1
     return p
 
 
 @kernel
 def next_line(text: NDArray[np.uint8], p: int) -> int:
-    while at(text, p) != _NEWLINE:
+    while byte_at(text, p) != _NEWLINE:
         p += 1
     return p + 1
 
@@ -73,8 +68,8 @@ def next_line(text: NDArray[np.uint8], p: int) -> int:
 @kernel
 def ends_line(text: NDArray[np.uint8], p: int, comment: int) -> bool:
     """Whether a newline, CRLF or a comment is at p."""
-    c = at(text, p)
-    return c in (_NEWLINE, comment) or (c == _RETURN and at(text, p + 1) == _NEWLINE)
+    c = byte_at(text, p)
+    return c in (_NEWLINE, comment) or (c == _RETURN and byte_at(text, p + 1) == _NEWLINE)
 
 
 @kernel
@@ -111,30 +106,30 @@ def read_id(text: NDArray[np.uint8], p: int) -> tuple[int, int]:
         if n < 8:
             return number, p + n
     number = 0
-    c = at(text, p)
+    c = byte_at(text, p)
     while _is_digit(c):
         if number < _MAX_ID:
             number = number * 10 + (c - _ZERO)
         p += 1
-        c = at(text, p)
+        c = byte_at(text, p)
     return number, p
 
 
 @kernel
 def read_plain(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int, float]:
     """The number from p on if it is of 18 digits at most, without an exponent: (is it, where it ends, value as below)."""
-    negative = at(text, p) == _MINUS
+    negative = byte_at(text, p) == _MINUS
     if negative:
         p += 1
     n_digits = 0
     n_behind = 0
     mantissa = 0
-    c = at(text, p)
+    c = byte_at(text, p)
     while _is_digit(c) and n_digits < _MAX_DIGITS:
         mantissa = mantissa * 10 + (c - _ZERO)
         n_digits += 1
         p += 1
-        c = at(text, p)
+        c = byte_at(text, p)
     if c == _DOT:
         p += 1
         if p + 16 <= len(text) and n_digits <= _MAX_DIGITS - 16:
@@ -146,13 +141,13 @@ def read_plain(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int
             mantissa = mantissa * _TENS[np.uint64(n_behind)] + behind
             p += n_behind
         n_digits += n_behind
-        c = at(text, p)
+        c = byte_at(text, p)
         while _is_digit(c) and n_digits < _MAX_DIGITS:
             mantissa = mantissa * 10 + (c - _ZERO)
             n_digits += 1
             n_behind += 1
             p += 1
-            c = at(text, p)
+            c = byte_at(text, p)
     plain = n_digits > 0 and ends_token(c, comment)
     value = np.float64(mantissa) / _POWERS[np.uint64(n_behind)] if plain else 0.0
     if mantissa > _EXACT_MANTISSA and np.float32(value * (1.0 - _SLACK)) != np.float32(value * (1.0 + _SLACK)):
@@ -163,17 +158,17 @@ def read_plain(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int
 @kernel
 def _read_exponent(text: NDArray[np.uint8], p: int) -> tuple[bool, int, int]:
     """The whole number from p on, which may have a sign: (is there one, where it ends, the number or a larger one)."""
-    c = at(text, p)
+    c = byte_at(text, p)
     down = c == _MINUS
     if c in (_MINUS, _PLUS):
         p += 1
-        c = at(text, p)
+        c = byte_at(text, p)
     some, exponent = _is_digit(c), 0
     while _is_digit(c):
         if exponent < _MAX_EXPONENT:
             exponent = exponent * 10 + (c - 48)
         p += 1
-        c = at(text, p)
+        c = byte_at(text, p)
     return some, p, -exponent if down else exponent
 
 
@@ -202,11 +197,11 @@ def read_value(text: NDArray[np.uint8], p: int, comment: int) -> tuple[int, int,
     Up to 2^53 and 10^22, one multiplication or division of exact doubles rounds as float() does. Else the result is
     known within _SLACK, and if both bounds round to the same float32, so does float()'s, rounding being monotone.
     """
-    c = at(text, p)
+    c = byte_at(text, p)
     negative = c == _MINUS
     if c in (_MINUS, _PLUS):
         p += 1
-        c = at(text, p)
+        c = byte_at(text, p)
     mantissa = 0
     power = 0
     n_digits = 0  # of the mantissa
@@ -224,11 +219,11 @@ def read_value(text: NDArray[np.uint8], p: int, comment: int) -> tuple[int, int,
                 power += not behind
                 truncated = truncated or c != 48
         p += 1
-        c = at(text, p)
+        c = byte_at(text, p)
     if some and (c == 69 or c == 101):  # E e
         some, p, exponent = _read_exponent(text, p + 1)
         power += exponent
-    if not some or not ends_token(at(text, p), comment):
+    if not some or not ends_token(byte_at(text, p), comment):
         return BAD_VALUE, p, 0.0
     code, value = _rounded(mantissa, power, truncated)
     return code, p, -value if negative else value
@@ -237,13 +232,13 @@ def read_value(text: NDArray[np.uint8], p: int, comment: int) -> tuple[int, int,
 @kernel
 def read_label(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int, int]:
     """The label from p on: (whether there are digits, id, where it ends); with comments, also `+1` and `1.0`."""
-    if comment == HASH and at(text, p) == _PLUS:
+    if comment == HASH and byte_at(text, p) == _PLUS:
         p += 1
     start = p
     label, p = read_id(text, p)
     some = p > start
-    if comment == HASH and some and at(text, p) == _DOT:
+    if comment == HASH and some and byte_at(text, p) == _DOT:
         p += 1
-        while at(text, p) == _ZERO:
+        while byte_at(text, p) == _ZERO:
             p += 1
     return some, label, p

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.kernels.places import same
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
 PADDING = 8
@@ -82,14 +83,6 @@ def _hash(text: NDArray[np.uint8], start: int, stop: int) -> int:
 
 
 @inner_kernel
-def _same(a: NDArray[np.uint8], p: int, b: NDArray[np.uint8], q: int, n: int) -> bool:
-    i = 0
-    while i < n and a[np.uint64(p + i)] == b[np.uint64(q + i)]:
-        i += 1
-    return i == n
-
-
-@inner_kernel
 def _find(words: Words, text: NDArray[np.uint8], start: int, stop: int) -> tuple[int, int]:
     """The slot of text[start:stop], or the free one it would have; its hash."""
     value = np.uint64(_hash(text, start, stop))
@@ -100,7 +93,7 @@ def _find(words: Words, text: NDArray[np.uint8], start: int, stop: int) -> tuple
         if words.slots[i] >> _HALF == tag:
             number = np.int64(words.slots[i] & _NUMBER) - 1
             begin = words.ends[number]
-            if words.ends[number + 1] - begin == stop - start and _same(text, start, words.text, begin, stop - start):
+            if words.ends[number + 1] - begin == stop - start and same(text, start, words.text, begin, stop - start):
                 break
         i = (i + np.uint64(1)) & mask
     return np.int64(i), value  # type: ignore[return-value]
