@@ -185,8 +185,8 @@ def _cut(blocks: Iterator[Rows], nnz: int) -> Iterator[Rows]:
 
 def _lines(rows: Rows, base: int) -> NDArray[np.uint8]:
     """Rows as lines of text; base: added to the ids."""
+    from xmc_stream.datasets.export import text_bytes
     from xmc_stream.datasets.kernels.format import write_rows
-    from xmc_stream.datasets.text import text_bytes
 
     x_indptr, x_indices, x_data, y_indptr, y_indices = rows
     out = np.empty(text_bytes(len(x_indptr), len(x_indices), len(y_indices), 2**31, 2**31), np.uint8)

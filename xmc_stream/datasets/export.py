@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import sys
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,6 @@ from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.blocks import block_bytes
 from xmc_stream.datasets.check import windows
-from xmc_stream.datasets.text import STANDARD_OUTPUT, text_bytes, text_writer
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.models.calibration import Calibration
@@ -35,6 +37,7 @@ from xmc_stream.store.remote import as_path
 from xmc_stream.system.memory import MemoryLimit, peak_resident
 from xmc_stream.system.progress import current, working
 
+STANDARD_OUTPUT = Path("-")
 _FORMATS = ("xmlrepo", "libsvm", "npz")
 _WINDOW = 1 << 19  # items of an array that are passed on at a time
 _BLOCKS = 16  # one in so many bytes is for X in a block of rows
@@ -207,13 +210,37 @@ def _text(dataset: Dataset, out: Path, compressed: bool, format: str, base: int,
         return {"rows": 2 * (x + y) + 8 * MIB, "text": text}
 
     limit.check(needs, "export", budget)
-    blank, bar = 0, current()
-    with text_writer(out, compressed, dataset.n_samples, X.shape[1], Y.shape[1], format == "xmlrepo", base) as append:
+    blank, bar, buffer = 0, current(), np.empty(0, np.uint8)
+    with _text_file(out, compressed) as file:
+        if format == "xmlrepo":
+            file.write(f"{dataset.n_samples} {X.shape[1]} {Y.shape[1]}\n".encode())
         for x, y in stream((X, Y), block_bytes(budget // _BLOCKS, X, Y), 0, dataset.n_samples):
-            append(x.indptr, x.indices, x.values, y.indptr, y.indices)
+            need = text_bytes(x.n, len(x.indices), len(y.indices), X.shape[1], Y.shape[1])
+            buffer = buffer if need <= len(buffer) else np.empty(need, np.uint8)
+            n = write_rows(x.indptr, x.indices, x.values, y.indptr, y.indices, base, buffer)
+            file.write(buffer[:n].data)
             blank += int(((np.diff(x.indptr) == 0) & (np.diff(y.indptr) == 0)).sum())
             bar.advance((x.start + x.n) / dataset.n_samples)
     return {**_sizes(dataset), "blank_lines": blank}
+
+
+@contextmanager
+def _text_file(path: Path, compressed: bool) -> Iterator[Any]:
+    """Where bytes of a text go. compressed: by gzip, with no name or time inside."""
+    if path == STANDARD_OUTPUT:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    with open(path, "wb") as raw, ExitStack() as stack:
+        yield stack.enter_context(gzip.GzipFile("", "wb", 4, raw, mtime=0)) if compressed else raw
+
+
+def text_bytes(n_rows: int, n_values: int, n_positives: int, n_features: int, n_labels: int) -> int:
+    """Bytes of so many rows as text, at most."""
+    from xmc_stream.datasets.kernels.format import VALUE_BYTES
+
+    feature, label = len(str(n_features + 1)), len(str(n_labels + 1))
+    return 2 * n_rows + (feature + VALUE_BYTES + 2) * n_values + (label + 1) * n_positives
 
 
 def _matrix_npz(matrix: SparseMatrix, out: Path) -> None:

@@ -30,7 +30,8 @@ def summarise(dataset: Dataset) -> dict[str, Any]:
     head_share: their share of the positives; labels_without, labels_once, labels_up_to_5: how many labels have so many.
     """
     n, d = dataset.n_samples, dataset.n_features
-    runs = [(0, n)] if n <= _ALL else [(start, start + _WINDOW) for start in _starts(n)]
+    starts = [(n - _WINDOW) * i // (_WINDOWS - 1) for i in range(_WINDOWS)]
+    runs = [(0, n)] if n <= _ALL else [(start, start + _WINDOW) for start in starts]
     x, y = dataset.X_rows(), dataset.Y_rows()
     features = np.concatenate([np.diff(x.ends(a, b)) for a, b in runs])
     labels = np.concatenate([np.diff(y.ends(a, b)) for a, b in runs])
@@ -63,10 +64,6 @@ def describe(model: Model) -> dict[str, Any]:
     shown = {name: value for name, value in model.attributes.items() if name not in hidden}
     run = {**shown.pop("run", {}), "rounds": shown.get("rounds"), **summarise_events(model.path / "events.jsonl")}
     return {**shown, "bytes_on_disk": n_bytes, "size": format_size(n_bytes), "run": run}
-
-
-def _starts(n: int) -> list[int]:
-    return [(n - _WINDOW) * i // (_WINDOWS - 1) for i in range(_WINDOWS)]
 
 
 def _spread(numbers: NDArray[np.int64]) -> dict[str, float]:

@@ -149,7 +149,8 @@ class Parser:
 
         if len(text) > self._capacity:
             self._allocate(len(text))
-        state = self._state
+        state, dialect = self._state, self._dialect
+        rules = parse.LIBSVM * dialect.libsvm + parse.SUM * dialect.sum_duplicates + parse.DROP * dialect.drop_unseen
         parse.start_text(state)
         no_data = np.empty(0, np.float32)
         code = parse.FULL
@@ -157,7 +158,7 @@ class Parser:
             code = parse.parse_lines(
                 text,
                 state,
-                self._flags(),
+                rules + parse.SKIP * (len(self._skipped) >= LISTED),
                 self._bounds,
                 self._x_indptr,
                 self._x_indices,
@@ -176,12 +177,6 @@ class Parser:
                 x = self._x_indptr[: n + 1], self._x_indices[:nx], self._x_data[:nx]
                 yield *x, self._y_indptr[: n + 1], self._y_indices[:ny]
                 parse.start_block(state)
-
-    def _flags(self) -> int:
-        from xmc_stream.convert.kernels import parse
-
-        flags = parse.LIBSVM * self._dialect.libsvm + parse.SUM * self._dialect.sum_duplicates
-        return flags + parse.DROP * self._dialect.drop_unseen + parse.SKIP * (len(self._skipped) >= LISTED)
 
     def _take_slowly(self, text: NDArray[np.uint8], state: NDArray[np.int64]) -> int:
         """Store a number so near to the middle of two float32 values that only float() can tell; returns the code."""

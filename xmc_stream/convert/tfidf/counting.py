@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.convert.kernels.places import KIND, LIST
@@ -22,10 +21,11 @@ from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.tfidf.block import Block
-from xmc_stream.convert.tfidf.table import Counts, Terms, WordTable, joined, joined_positives, terms_of, texts_of
+from xmc_stream.convert.tfidf.table import NO_COUNTS, Counts, Terms, WordTable, joined, terms_of, texts_of
 from xmc_stream.convert.tfidf.vectorizer import analyser_of, rule_of
 from xmc_stream.convert.tfidf.vocabulary import LINE_BITS, write_sorted_run
 
+_NO_LABELS: Rows = (np.zeros(1, np.int64), np.zeros(0, np.int64), None)
 _TOGETHER = 2**18  # characters that are counted together
 _ESCAPE = r"""\\(?:['"\\abfnrtv]|x[0-9a-f]{2}|u[0-9a-f]{4})"""
 _ITEM = rf"""(?:'(?:[^'\\\r\n]|{_ESCAPE})*+'|"(?:[^"\\\r\n]|{_ESCAPE})*+"|0|[1-9][0-9]{{0,17}})\s*"""
@@ -120,7 +120,7 @@ class WordRows:
     def take(self) -> Rows:
         """The rows since the last call, each in the order of its words."""
         self._count()
-        rows = joined(self._counted)
+        rows = joined(self._counted, NO_COUNTS)
         self._counted, self.n_tokens = [], 0
         return rows
 
@@ -141,10 +141,10 @@ class Hasher:
 
         self._hasher = FeatureHasher(text.hash_features, input_type="string", dtype=np.float32, alternate_sign=False)
 
-    def rows(self, tokens: Sequence[Sequence[str]]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    def rows(self, tokens: Sequence[Sequence[str]]) -> Counts:
         """indptr, sorted ids without repetition, and how often each."""
         if not tokens:
-            return np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32)
+            return NO_COUNTS
         X = self._hasher.transform(tokens)
         X.sort_indices()
         return X.indptr.astype(np.int64), X.indices.astype(np.int32), X.data
@@ -331,7 +331,7 @@ class LabelRows:
         """Take the labels of some lines of the block that was looked at."""
         self._count()
         if not self._field:
-            self._rows.append((np.zeros(stop - start + 1, np.int64), np.zeros(0, np.int64), None))
+            self._rows.append((np.zeros(stop - start + 1, np.int64), *_NO_LABELS[1:]))
             return
         indptr = self._indptr
         low, high = int(indptr[start]), int(indptr[stop])
@@ -376,7 +376,7 @@ class LabelRows:
     def take(self) -> Rows:
         """The rows since the last call."""
         self._count()
-        rows, self._rows, self.n_ids = joined_positives(self._rows), [], 0
+        rows, self._rows, self.n_ids = joined(self._rows, _NO_LABELS), [], 0
         return rows
 
     def write(self, folder: Path) -> int:

@@ -37,6 +37,7 @@ _OF_WORDS = re.compile(r"\w")
 
 # rows as `Rows` has them, with values
 Counts = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
+NO_COUNTS: Counts = (np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
 # an array as above, and where each text begins and the last one ends
 Terms = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -133,7 +134,7 @@ class WordTable:
                 self._grow(2 * longest)
             elif code == CASE:
                 lower = _ended(text[ends[row] : ends[-1]].tobytes().decode().lower())  # a NUL parts rows here too
-                return joined([_taken(counted, row), self.count_texts(lower, rule)])
+                return joined([_taken(counted, row), self.count_texts(lower, rule)], NO_COUNTS)
             else:
                 return _taken(counted, row)
 
@@ -200,20 +201,13 @@ def _taken(counted: Counted, n_rows: int) -> Counts:
     return counted.indptr[: n_rows + 1], counted.numbers[:n], counted.counts[:n]
 
 
-def joined(parts: Sequence[Counts]) -> Counts:
-    """Rows with values in turn."""
-    if len(parts) == 1:
-        return parts[0]
-    counts = [np.zeros(0, np.float32), *(part[2] for part in parts)]
-    indices = [np.zeros(0, np.int32), *(part[1] for part in parts)]
-    return _indptr(parts), np.concatenate(indices), np.concatenate(counts)
-
-
-def joined_positives(parts: Sequence[Rows]) -> Rows:
-    """Rows without values in turn."""
-    return _indptr(parts), np.concatenate([np.zeros(0, np.int64), *(part[1] for part in parts)]), None
-
-
-def _indptr(parts: Sequence[Rows]) -> NDArray[np.int64]:
-    lengths = [np.zeros(1, np.int64), *(np.diff(part[0]) for part in parts)]
-    return np.cumsum(np.concatenate(lengths))
+def joined(parts: Sequence[Rows], nothing: Rows) -> Rows:
+    """Rows in turn. nothing: no row, of the types that they have."""
+    every = [nothing, *parts]
+    lengths = [np.zeros(1, np.int64), *(np.diff(indptr) for indptr, _, _ in every)]
+    values = [data for _, _, data in every if data is not None]
+    return (
+        np.cumsum(np.concatenate(lengths)),
+        np.concatenate([indices for _, indices, _ in every]),
+        np.concatenate(values) if values else None,
+    )
