@@ -118,8 +118,7 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None
     whole = xs.convert(source, tmp_path / "whole.xmc", memory_limit="2GB")
     script = (
         "import importlib, os, sys, time, xmc_stream as xs\n"
-        "from xmc_stream.convert.tfidf.merging import Merge\n"
-        "from xmc_stream.convert.tfidf.vocabulary import ChooseFeatures, ChooseLabels\n"
+        "from xmc_stream.convert.tfidf.vocabulary import ChooseFeatures, ChooseLabels, Merge\n"
         "from xmc_stream.convert.tfidf.weigh import Weigh\n"
         "def killed(before):\n"
         "    def run(self):\n"

@@ -17,7 +17,7 @@ from xmc_stream.convert.formats import jsonl
 from xmc_stream.convert.lines import files as texts
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.source import Settled
-from xmc_stream.convert.tfidf import merging, records, vocabulary
+from xmc_stream.convert.tfidf import records, vocabulary
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import Names, copy_vocabulary, open_vectorizer
 
@@ -97,7 +97,7 @@ def test_neither_parts_nor_memory_show_in_the_result(
     """Many parts, several dictionaries in each, and levels of merges give the bits of a single one."""
     text = TextOptions(min_df=2, ngrams=(1, 2))
     whole, X, Y = convert(jsonl_file, tmp_path / "whole", text)
-    monkeypatch.setattr(merging, "MERGED", 3)
+    monkeypatch.setattr(vocabulary, "MERGED", 3)
     monkeypatch.setattr(vocabulary, "WINDOW", 50)
     monkeypatch.setattr(records, "_LEAST_DICTIONARY", 10**5)
     monkeypatch.setattr(records, "_MOST_DICTIONARY", 10**5)

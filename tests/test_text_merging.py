@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xmc_stream.convert.tfidf import merging, vocabulary
+from xmc_stream.convert.kernels.words import FIRST, ROWS, TIMES
+from xmc_stream.convert.tfidf import vocabulary
 from xmc_stream.convert.tfidf.table import WordTable, terms_of
 from xmc_stream.convert.tfidf.vocabulary import SortedRun, write_sorted_run
 from xmc_stream.runtime.job import Notes, run_here
@@ -21,12 +22,14 @@ def run_of(folder: Path, words: list[str]) -> SortedRun:
     table = WordTable()
     table.numbers(terms_of(words))
     rows = np.array([len(word) for word in words], np.int64)
-    return write_sorted_run(folder, table, rows=rows, times=2 * rows, firsts=np.arange(len(words)))
+    for which, values in ((ROWS, rows), (TIMES, 2 * rows), (FIRST, np.arange(len(words)))):
+        table.column(which)[:] = values
+    return write_sorted_run(folder, table, 0)
 
 
 def test_levels_give_the_order_of_all_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words, sums and the place of each word of a run are those of a sorted dictionary."""
-    monkeypatch.setattr(merging, "MERGED", 3)
+    monkeypatch.setattr(vocabulary, "MERGED", 3)
     monkeypatch.setattr(vocabulary, "WINDOW", 7)
     monkeypatch.setattr(vocabulary, "WINDOW_BYTES", 40)
     rng = np.random.default_rng(5)
@@ -36,7 +39,7 @@ def test_levels_give_the_order_of_all_words(tmp_path: Path, monkeypatch: pytest.
     ]
     lists[3] = [word for word in lists[3] if word < "b"]  # one that ends early
     runs = [run_of(tmp_path / str(i), words) for i, words in enumerate(lists)]
-    result, maps = run_here(merging.merged(tmp_path, "words", runs), Notes())  # type: ignore[misc]
+    result, maps = run_here(vocabulary.merged(tmp_path, "words", runs), Notes())  # type: ignore[misc]
     order = sorted({word for words in lists for word in words}, key=str.encode)
     assert [word.decode() for (window,) in result.windows() for word in window] == order
     rows = Counter({word: sum(len(word) for words in lists if word in words) for word in order})
@@ -46,5 +49,5 @@ def test_levels_give_the_order_of_all_words(tmp_path: Path, monkeypatch: pytest.
     assert result.column("firsts", 0, result.n).tolist() == firsts
     np.arange(len(order), dtype=np.int64).tofile(tmp_path / "ids")
     for words, run, of_run in zip(lists, runs, maps, strict=True):
-        places, _ = merging.chosen(run, of_run, tmp_path)
+        places, _ = vocabulary.chosen(run, of_run, tmp_path)
         assert places.tolist() == [order.index(word) for word in words]

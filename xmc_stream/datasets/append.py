@@ -16,7 +16,6 @@ from xmc_stream.datasets.append_jobs import (
     BLOCK_BYTES,
     ArrayJob,
     CountsJob,
-    EndsJob,
     LabelsJob,
     MatchJob,
     NamesJob,
@@ -214,27 +213,20 @@ def append_report(
 
 def _column_bytes(sets: Sequence[Dataset], columns: bool, memory: MemoryPlan) -> int:
     """Of the buffers that make columns. Raises MemoryLimitError where the jobs do not fit."""
-    named = sets[0].label_names() is not None
-    beside = _beside(sets, memory.threads)
-    matching = {"labels by name": named * (NamedIds.BYTES + 16) * total(sets, "n_labels")}  # before all others
+    n_labels, named = total(sets, "n_labels"), sets[0].label_names() is not None
+    beside = {
+        "copies": memory.threads * 2 * COPY_BYTES,
+        "counts": 8 * (sets[0].n_features + 2 * n_labels),  # a sum, and what is added to it
+        "names": WRITER_BYTES * (named + (sets[0].row_ids() is not None)),
+        "labels by other numbers": 8 * n_labels + BLOCK_BYTES if named else 0,
+    }
+    matching = {"labels by name": named * (NamedIds.BYTES + 16) * n_labels}  # before all others
     writing = plan_writing(
-        memory.budget - sum(beside.values()), memory.threads, sets[0].n_features, total(sets, "n_labels"), None,
+        memory.budget - sum(beside.values()), memory.threads, sets[0].n_features, n_labels, None,
         total(sets, "nnz_labels"), 0, columns,
     )  # fmt: skip
     memory.refuse_unless(max({**writing.needs, **beside}, matching, key=lambda stage: sum(stage.values())), "append")
     return writing.max_bytes
-
-
-def _beside(sets: Sequence[Dataset], threads: int) -> dict[str, int]:
-    """What jobs hold beside what a conversion's writing does, in bytes by component."""
-    n_labels, named = total(sets, "n_labels"), sets[0].label_names() is not None
-    counts = 8 * (sets[0].n_features + 2 * n_labels)  # a sum, and what is added to it
-    return {
-        "copies": threads * 2 * COPY_BYTES,
-        "counts": counts,
-        "names": WRITER_BYTES * (named + (sets[0].row_ids() is not None)),
-        "labels by other numbers": 8 * n_labels + BLOCK_BYTES if named else 0,
-    }
 
 
 @dataclass(frozen=True)
@@ -295,9 +287,9 @@ class _Sets:
         folder, paths = str(store), tuple(str(dataset.path) for dataset in self.sets)
         index = index_dtype(self.sets[0].n_features).name
         arrays = {"X/rows/data": "float32", "X/rows/indices": index, "statistics/row_norms": "float32"}
+        arrays |= {"X/rows/indptr": "int64", "Y/rows/indptr": "int64"}
         jobs: list[Job] = [
             *(ArrayJob(folder, paths, name, dtype) for name, dtype in arrays.items()),
-            *(EndsJob(folder, paths, f"{side}/rows/indptr") for side in ("X", "Y")),
             LabelsJob(folder, paths, "Y/rows/indices", match, n_labels),
             CountsJob(folder, paths, "statistics", match, n_labels),
         ]

@@ -19,7 +19,7 @@ from xmc_stream.store.assembly import new_array, work_of
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset, write_observed
 from xmc_stream.store.encoding import ArrayWriter, index_dtype, new_folder
-from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.matrix import Block
 from xmc_stream.store.names import WINDOW, NamedIds, Names, new_names
 from xmc_stream.store.packing import new_pack
 
@@ -130,39 +130,25 @@ def _renumbered(blocks: Iterator[Block], ids: NDArray[np.int64] | None) -> Itera
 
 @dataclass(frozen=True)
 class ArrayJob(_Job):
-    """An array of each set, one behind the other, as they are."""
+    """An array of each set, one behind the other, as they are; ends of rows go on where those of the set before end."""
 
     dtype: str
 
     def run(self) -> Receipt:
         """Join."""
-        bytes_read = 0
+        ends, nnz, bytes_read = self.name.endswith("indptr"), 0, 0
         with new_array(Path(self.store), self.name, self.dtype, durable=True) as writer:
-            for path in self.sets:
+            for number, path in enumerate(self.sets):
                 array = open_array(Path(path) / self.name)
-                writer.extend(array)
+                if ends and number:
+                    array.verify()
+                    for start in range(1, array.size, _ENDS):
+                        writer.append(array.read(start, min(start + _ENDS, array.size)) + nnz)
+                else:
+                    writer.extend(array)
+                nnz += int(array.read(array.size - 1, array.size)[0]) if ends else 0
                 bytes_read += array.bytes_read
             return {**_written(writer), "bytes_read": bytes_read}
-
-
-@dataclass(frozen=True)
-class EndsJob(_Job):
-    """Where the rows of a matrix of each set end, one behind the other: its array `indptr`."""
-
-    def run(self) -> Receipt:
-        """Join."""
-        nnz = 0
-        with new_array(Path(self.store), self.name, np.int64, durable=True) as writer:
-            for number, path in enumerate(self.sets):
-                matrix = SparseMatrix((Path(path) / self.name).parent)
-                if not number:
-                    writer.extend(matrix.indptr)
-                else:
-                    matrix.indptr.verify()
-                    for start in range(0, matrix.n_lines, _ENDS):
-                        writer.append(matrix.ends(start, min(start + _ENDS, matrix.n_lines))[1:] + nnz)
-                nnz += matrix.nnz
-            return _written(writer)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ JOB_BYTES = 16 * MIB  # that a job of either kind holds at most
 _WINDOW = 1 << 16  # lines whose ends are read at a time
 _PIECE = 1 << 19  # entries read at a time
 _LINES_JOB = 1 << 24  # entries of a job, about
-_FILES_JOB = 1 << 28  # bytes of a job, unless one array is larger
+_FILES_JOB = 1 << 28  # bytes of a job, about, unless one array is larger
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,10 @@ class FilesJob:
 
 def files_jobs(arrays: Sequence[ArrayFiles]) -> list[FilesJob]:
     """Jobs for all arrays, the largest first: an array is hashed from its beginning to its end, in one job."""
-    jobs: list[FilesJob] = []
-    group: list[ArrayFiles] = []
-    for array in sorted(arrays, key=lambda array: (-array.n_bytes, array.folder)):
-        if group and sum(a.file_bytes for a in group) + array.file_bytes > _FILES_JOB:
-            jobs.append(FilesJob(tuple(group)))
-            group = []
-        group.append(array)
-    return jobs + ([FilesJob(tuple(group))] if group else [])
+    ordered = sorted(arrays, key=lambda array: (-array.n_bytes, array.folder))
+    ends = itertools.accumulate(array.file_bytes for array in ordered)
+    groups = itertools.groupby(zip(ends, ordered, strict=True), lambda pair: pair[0] // _FILES_JOB)
+    return [FilesJob(tuple(array for _, array in group)) for _, group in groups]
 
 
 @dataclass(frozen=True)

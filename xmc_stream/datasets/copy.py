@@ -92,9 +92,8 @@ def copy(source: str | Path, target: str | Path, overwrite: bool = False, progre
     """
     began = time.perf_counter()
     path = as_path(source)
-    sizes, crcs = _looked_at(path)
-    about = (path / _LAST).read_bytes()
-    given = _Given(path, sizes, crcs)
+    given = _looked_at(path)
+    about, sizes = (path / _LAST).read_bytes(), given.sizes
     with working("copy", progress), writing(Path(str(target)), "give the same command again, it goes on"):
         if is_url(target):
             left = _to_url(given, _Remote(str(target)), about, overwrite)
@@ -109,7 +108,7 @@ def copy(source: str | Path, target: str | Path, overwrite: bool = False, progre
 
 @dataclass(frozen=True)
 class _Given:
-    """The store that is copied. sizes: of its files; crcs: see `_looked_at`."""
+    """The store that is copied. sizes: of its files; crcs: what those of chunk files must be, "" where nobody noted it."""
 
     path: Path
     sizes: dict[str, int]
@@ -188,8 +187,8 @@ def _to_url(given: _Given, to: _Remote, about: bytes, overwrite: bool) -> list[s
     return [*left, _LAST]
 
 
-def _looked_at(path: Path) -> tuple[dict[str, int], dict[str, str]]:
-    """Sizes of the files of a store, and what the checksums of its chunk files must be, "" where nobody noted it."""
+def _looked_at(path: Path) -> _Given:
+    """A store, finished and, as far as sizes and seals tell, whole."""
     try:
         whole = str(attributes_of(path).get("format", "")).startswith(_OURS)
     except (FileNotFoundError, ValueError):
@@ -209,7 +208,7 @@ def _looked_at(path: Path) -> tuple[dict[str, int], dict[str, str]]:
             crcs[str(folder / name)] = "" if array.crcs is None else array.crcs[8 * k : 8 * k + 8]
             if sizes[str(folder / name)] != array.chunk_bytes + 4:
                 raise StoreError(f"{path / folder / name} has not its full size: the store is damaged; make it again")
-    return sizes, crcs
+    return _Given(path, sizes, crcs)
 
 
 def _checksum(file: BinaryIO, size: int) -> str:
@@ -221,7 +220,7 @@ def _checksum(file: BinaryIO, size: int) -> str:
 
 
 def _refuse_damaged(file: Path, named: Path, noted: str) -> None:
-    """Raise StoreError where a chunk file does not fit its checksum, or is another one's. noted: see `_looked_at`."""
+    """Raise StoreError where a chunk file does not fit its checksum, or is another one's. noted: as in `_Given`."""
     with open(file, "rb") as opened:
         crc = _checksum(opened, size_of(file))
     if not crc or noted not in ("", crc):
@@ -259,7 +258,7 @@ class _Folder:
         return open(self.path / name, "rb")
 
     def give(self, name: str, file: Path, noted: str | None, scratch: Path) -> None:
-        """Copy a file, and look at its checksum. noted: as `_looked_at` has it; None for what is no chunk."""
+        """Copy a file, and look at its checksum. noted: as in `_Given`; None for what is no chunk."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         fetch_to(file, target)

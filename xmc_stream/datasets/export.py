@@ -8,6 +8,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
-from xmc_stream.datasets.blocks import block_bytes
 from xmc_stream.datasets.check import windows
+from xmc_stream.datasets.passes import block_bytes
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.models.calibration import Calibration
@@ -246,18 +247,12 @@ def text_bytes(n_rows: int, n_values: int, n_positives: int, n_features: int, n_
 def _matrix_npz(matrix: SparseMatrix, out: Path) -> None:
     """A matrix as scipy.sparse.save_npz writes it, uncompressed."""
 
-    def ones() -> Values:
-        for start in range(0, matrix.nnz, _WINDOW):
-            yield np.ones(min(_WINDOW, matrix.nnz - start), np.float32)
-
-    def ends() -> Values:
-        yield np.zeros(1, np.int64)
-        for start in range(0, matrix.n_lines, _WINDOW):
-            yield matrix.ends(start, min(start + _WINDOW, matrix.n_lines))[1:]
-
-    indices = matrix.index_windows(0, matrix.n_lines, _WINDOW)
-    data = ones() if matrix.data is None else windows(matrix.data)
-    _npz(out, matrix.encoding[:3], matrix.shape, matrix.nnz, ends(), indices, data, {})
+    nnz, n_lines = matrix.nnz, matrix.n_lines
+    ones = (np.ones(min(_WINDOW, nnz - start), np.float32) for start in range(0, nnz, _WINDOW))
+    ends = (matrix.ends(start, min(start + _WINDOW, n_lines))[1:] for start in range(0, n_lines, _WINDOW))
+    indices = matrix.index_windows(0, n_lines, _WINDOW)
+    data = ones if matrix.data is None else windows(matrix.data)
+    _npz(out, matrix.encoding[:3], matrix.shape, nnz, chain([np.zeros(1, np.int64)], ends), indices, data, {})
 
 
 def _model_npz(model: Model, out: Path, limit: MemoryLimit) -> dict[str, Any]:

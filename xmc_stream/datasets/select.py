@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
-from xmc_stream.datasets.blocks import block_bytes
-from xmc_stream.datasets.listed import listed
+from xmc_stream.datasets.passes import block_bytes, listed
 from xmc_stream.errors import InputError
 from xmc_stream.models.model import Model, compare
 from xmc_stream.runtime.check import checked_reading
@@ -26,7 +25,7 @@ from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype
 from xmc_stream.store.inventory import SEAL, seal
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.names import WINDOW, copy_row_ids, select_names
-from xmc_stream.store.new_dataset import check_target
+from xmc_stream.store.new_dataset import check_target, load_kernels
 from xmc_stream.store.nodes import Group
 from xmc_stream.store.places import target_path
 from xmc_stream.store.remote import link_or_copy
@@ -128,7 +127,12 @@ def select_features(
     def write(work: Path, ledger: Ledger) -> Receipt:
         group = Group(work / STORE, {})
         nnz = _write_features(dataset, columns, group, budget)
-        _share_labels(dataset, group.path, check)
+        for name in ("Y", "observed", "statistics/label_counts"):  # by hard links where there can be some
+            if (dataset.path / name).exists():
+                if check:
+                    compare_arrays(dataset.path / name)
+                shutil.copytree(dataset.path / name, group.path / name, copy_function=link_or_copy)
+        copy_row_ids(dataset.path, group.path, link_or_copy)
         select_names(dataset.path, group.path, columns)
         kept = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
         group.update_attributes(
@@ -153,14 +157,11 @@ def select_features(
 
 def _load_kernels(dataset: Dataset) -> None:
     """What the run calls is loaded before it is planned."""
-    from xmc_stream.kernels.csr import count_indices, row_norms
     from xmc_stream.kernels.selected import keep_selected
 
-    ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
-    indices = np.empty(0, index_dtype(dataset.n_features))
-    keep_selected(ends, indices, none, ends[:0], ends)
-    count_indices(indices, ends)
-    row_norms(ends, none, none)
+    load_kernels(0, dataset.n_features, 0)
+    ends, indices = np.zeros(1, np.int64), np.empty(0, index_dtype(dataset.n_features))
+    keep_selected(ends, indices, np.empty(0, np.float32), ends[:0], ends)
 
 
 def _ids(features: Any, dataset: Dataset) -> NDArray[np.int64]:
@@ -247,13 +248,3 @@ def _write_features(dataset: Dataset, columns: NDArray[np.int64], group: Group, 
     for array in (writer, norms, counts):
         array.close()
     return writer.nnz
-
-
-def _share_labels(dataset: Dataset, target: Path, check: bool) -> None:
-    """Labels, a mask of known pairs and the rows' own ids, by hard links where there can be some."""
-    for name in ("Y", "observed", "statistics/label_counts"):
-        if (dataset.path / name).exists():
-            if check:
-                compare_arrays(dataset.path / name)
-            shutil.copytree(dataset.path / name, target / name, copy_function=link_or_copy)
-    copy_row_ids(dataset.path, target, link_or_copy)

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.arguments import native_arguments, seed_of
-from xmc_stream.datasets.blocks import block_bytes
-from xmc_stream.datasets.listed import listed
+from xmc_stream.datasets.passes import block_bytes, listed
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.job import Receipt
@@ -35,6 +34,9 @@ _BLOCKS = 32  # one in so many bytes is for X in a block of rows
 _MAX_TRANSPOSITION = 256 * MIB
 _WRITERS = 8 * MIB  # buffers of the files that are being written
 _OWN = ("format", "version", *SIZES, "metadata_sha256", "conversion", "appended")  # attributes not handed on
+
+
+Choose = Callable[[Block], NDArray[np.bool_]]  # which rows of a block of Y, which come in order, go to the second part
 
 
 @native_arguments
@@ -119,7 +121,13 @@ def split(
     _load_kernels(dataset)
     budget = limit.budget()
     limit.check(lambda budget: split_needs(dataset, budget, rows is not None), "split", budget)
-    cut = _by_labels(dataset, fraction, seed) if rows is None else _by_number(dataset, Path(rows))
+    of = {"of": dataset.path.name, "fingerprint": dataset.fingerprint}
+    if rows is None:
+        cut = _Cut(_by_labels(dataset, fraction, seed), {**of, "fraction": fraction, "seed": seed})
+    else:
+        chosen = listed(Path(rows), dataset.n_samples, "row")
+        hashed = hashlib.sha256(chosen.data).hexdigest()
+        cut = _Cut(lambda y: chosen[y.start : y.start + y.n], {**of, "rows": Path(rows).name}, hashed)
     identity = {
         COMMAND: "split", "data": dataset.attributes.get(SEAL), "valid": str(paths[1].absolute()), **cut.provenance,
         "rows": cut.rows,
@@ -150,11 +158,11 @@ def split(
 class _Cut:
     """Which rows go to the second part.
 
-    choose: those of a block of Y, which come in order. provenance: attributes that say it. rows: a hash of the rows, where
+    provenance: attributes that say it. rows: a hash of the rows, where
     they were given by number.
     """
 
-    choose: Callable[[Block], NDArray[np.bool_]]
+    choose: Choose
     provenance: dict[str, Any]
     rows: str | None = None
 
@@ -240,18 +248,7 @@ def _load_kernels(dataset: Dataset) -> None:
     choose_rows(ends, labels, ends[:0], ends[:0], ends, ends, 0.1, 0, np.empty(0, np.bool_))
 
 
-def _by_number(dataset: Dataset, file: Path) -> _Cut:
-    """The rows that a file lists."""
-    listed_rows = listed(file, dataset.n_samples, "row")
-    hashed = hashlib.sha256(listed_rows.data).hexdigest()
-    return _Cut(lambda y: listed_rows[y.start : y.start + y.n], _provenance(dataset, rows=file.name), hashed)
-
-
-def _provenance(dataset: Dataset, **how: Any) -> dict[str, Any]:
-    return {"of": dataset.path.name, "fingerprint": dataset.fingerprint, **how}
-
-
-def _by_labels(dataset: Dataset, fraction: float, seed: int) -> _Cut:
+def _by_labels(dataset: Dataset, fraction: float, seed: int) -> Choose:
     """A share of the rows of every label."""
     from xmc_stream.datasets.kernels.split import choose_rows
 
@@ -264,7 +261,7 @@ def _by_labels(dataset: Dataset, fraction: float, seed: int) -> _Cut:
         choose_rows(y.indptr, y.indices, counts, left, seen, taken, fraction, seed, chosen)
         return chosen
 
-    return _Cut(choose, _provenance(dataset, fraction=fraction, seed=seed))
+    return choose
 
 
 def _append(writer: DatasetWriter, x: Block, y: Block, kept: NDArray[np.bool_]) -> None:

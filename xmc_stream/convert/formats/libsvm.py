@@ -17,8 +17,7 @@ import numpy as np
 
 from xmc_stream import flags
 from xmc_stream.convert.lines.files import HEAD, NO_TEXT, Buffers, TextRange, file_identity, forget, ranges
-from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, bom_length
-from xmc_stream.convert.lines.part import LinesPart, attributes_of
+from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, LinesPart, attributes_of, bom_length
 from xmc_stream.convert.options import ConvertOptions, Like, of_labels
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError

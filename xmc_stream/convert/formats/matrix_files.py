@@ -16,8 +16,7 @@ from xmc_stream.convert.formats.string_classes import with_names, write_names
 from xmc_stream.convert.formats.xmlrepo import label_file
 from xmc_stream.convert.lines.compression import compression_of
 from xmc_stream.convert.lines.files import Buffers, TextRange
-from xmc_stream.convert.lines.parser import Dialect
-from xmc_stream.convert.lines.part import LinesPart
+from xmc_stream.convert.lines.parser import Dialect, LinesPart
 from xmc_stream.convert.matrices.arrays import check_file, reading
 from xmc_stream.convert.matrices.sides import BlockSize, NoLabels, Raw, Reader, Side
 from xmc_stream.convert.matrices.source import Matrices

@@ -19,8 +19,7 @@ import numpy as np
 from xmc_stream import flags
 from xmc_stream.convert.lines.compression import SUFFIXES
 from xmc_stream.convert.lines.files import NO_TEXT, Buffers, TextRange, file_identity, forget, ranges
-from xmc_stream.convert.lines.parser import Dialect, bom_length
-from xmc_stream.convert.lines.part import LinesPart, attributes_of
+from xmc_stream.convert.lines.parser import Dialect, LinesPart, attributes_of, bom_length
 from xmc_stream.convert.matrices.rules import Rules
 from xmc_stream.convert.matrices.sides import BlockSize, NoLabels
 from xmc_stream.convert.matrices.source import SidePart

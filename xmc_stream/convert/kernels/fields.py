@@ -26,7 +26,9 @@ from xmc_stream.convert.kernels.places import (
 from xmc_stream.convert.kernels.words import put_character
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
-_TAB, _NEWLINE, _RETURN, _SPACE, _QUOTE, _COMMA, _BACKSLASH = 9, 10, 13, 32, 34, 44, 92
+_NEWLINE, _SPACE, _QUOTE, _COMMA, _BACKSLASH = 10, 32, 34, 44, 92
+_MEANT = np.arange(128)  # of the character behind a backslash, other than u
+_MEANT[[98, 102, 110, 114, 116]] = 8, 12, _NEWLINE, 13, 9  # bfnrt
 _MOST_ID_DIGITS = 17
 _MOST_IDS, _MOST_NAMES = 1000, 100  # labels of a row; each is compared with all
 
@@ -47,16 +49,8 @@ def _unescaped(text: NDArray[np.uint8], p: int, stop: int, out: NDArray[np.uint8
                 c = 0x10000 + ((c & 0x3FF) << 10 | read_hex(text, p + 8) & 0x3FF)
                 p += 6
             p += 4
-        elif c == 98:
-            c = 8
-        elif c == 102:
-            c = 12
-        elif c == 110:
-            c = _NEWLINE
-        elif c == 114:
-            c = _RETURN
-        elif c == 116:
-            c = _TAB
+        else:
+            c = _MEANT[c]
         p += 2
         at = put_character(c, out, at)
     return at

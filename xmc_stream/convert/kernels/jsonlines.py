@@ -30,6 +30,7 @@ from xmc_stream.kernels.jit import inner_kernel, kernel
 
 _TAB, _NEWLINE, _RETURN, _SPACE, _QUOTE, _COMMA, _MINUS, _POINT, _COLON = 9, 10, 13, 32, 34, 44, 45, 46, 58
 _OPEN, _BACKSLASH, _CLOSE, _BEGIN, _END = 91, 92, 93, 123, 125
+_LITERALS = np.frombuffer(b"truefalsenull", np.uint8)
 _MOST_DEPTH = 60  # of lists and objects in each other
 _MOST_DIGITS = 1000  # of a number; Python refuses to read some thousands
 
@@ -136,14 +137,9 @@ def _number(text: NDArray[np.uint8], p: int) -> tuple[int, bool]:
 @inner_kernel
 def _literal(text: NDArray[np.uint8], p: int) -> int:
     """Behind true, false or null; -1 for anything else."""
-    c, n = byte_at(text, p), 4
-    word = (116, 114, 117, 101, 0) if c == 116 else (110, 117, 108, 108, 0)
-    if c == 102:
-        n, word = 5, (102, 97, 108, 115, 101)
-    for i in range(n):
-        if byte_at(text, p + i) != word[i]:
-            return -1
-    return p + n
+    c = byte_at(text, p)
+    start, n = (0, 4) if c == 116 else (4, 5) if c == 102 else (9, 4)
+    return p + n if same(text, p, _LITERALS, start, n) else -1
 
 
 @inner_kernel

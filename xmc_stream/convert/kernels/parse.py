@@ -16,12 +16,22 @@ from numpy.typing import NDArray
 
 from xmc_stream.convert.kernels.places import byte_at
 from xmc_stream.convert.kernels.tokens import (
+    BAD_FEATURE,
+    BAD_LABEL,
     COLON,
     COMMA,
     DONE,
+    FEATURE_BELOW,
+    FEATURE_RANGE,
+    FEATURE_TWICE,
+    FULL,
     HASH,
+    LABEL_BELOW,
+    LABEL_RANGE,
+    LABEL_TWICE,
     NO_COMMENT,
     SLOW,
+    SUM_RANGE,
     ends_line,
     ends_token,
     next_line,
@@ -33,48 +43,25 @@ from xmc_stream.convert.kernels.tokens import (
 )
 from xmc_stream.kernels.jit import kernel
 
-# what parse_lines returns
-# DONE: the whole text is parsed; BAD_VALUE, VALUE_RANGE: of ID; SLOW: text[CULPRIT:POSITION] is a decimal number: store
-# its value in x_data[X_END] and add 1 to X_END, or, where ID is beyond the last feature, to X_DROPPED; and call again
-FULL = 1  # no row left in the arrays: take the rows out, call start_block and call again
-BAD_LABEL = 3  # not digits, or nothing after a comma
-BAD_FEATURE = 4  # not digits and a colon
-LABEL_RANGE = 6
-FEATURE_RANGE = 7
-LABEL_TWICE = 9
-FEATURE_TWICE = 10
-SUM_RANGE = 11  # the values of ID add up beyond float32
-LABEL_BELOW = 12  # ID is below the first one
-FEATURE_BELOW = 13
+# SLOW of parse_lines: text[CULPRIT:POSITION] is the number: store its value in x_data[X_END] and add 1 to X_END, or, where
+# ID is beyond the last feature, to X_DROPPED; and call again. FULL: take the rows out, call start_block and call again.
 
-# what stands where in the state
-POSITION = 0  # of the next byte
-ROW = 1  # rows filled; while INSIDE, the row being filled
-X_END = 2  # entries filled in x_indices and x_data
-Y_END = 3  # entries filled in y_indices
-WHERE = 4  # in a line: one of the three below
-CULPRIT = 5  # where the bad or slow token begins
-ID = 6  # of the feature whose value is bad or slow; the one twice in the row or below the first
-X_DROPPED = 7  # of the row being filled, as the next two
-Y_DROPPED = 8
-ROW_SUMMED = 9
-# counters, which go on from text to text
-LINES = 10  # behind us
-BLANK_LINES = 11
-SKIPPED = 12  # rows left out without a word
-DROPPED_FEATURES = 13
-DROPPED_LABELS = 14
-SUMMED = 15  # entries that another one of the same id took in
-X_LEAST, X_MOST, Y_LEAST, Y_MOST = 16, 17, 18, 19  # ids in the rows
-STATE_SIZE = 20
+# What stands where in the state. POSITION: of the next byte; ROW: rows filled, while INSIDE the row being filled; X_END,
+# Y_END: entries filled in x_indices and x_data, in y_indices; WHERE: in a line, one of the three below; CULPRIT: where the
+# bad or slow token begins; ID: of the feature whose value is bad or slow, or the id that is wrong; what was dropped and
+# summed in the row being filled
+POSITION, ROW, X_END, Y_END, WHERE, CULPRIT, ID, X_DROPPED, Y_DROPPED, ROW_SUMMED = range(10)
+# Counters, which go on from text to text. LINES: behind us; SKIPPED: rows left out without a word; SUMMED: entries that
+# another one of the same id took in; and the least and largest ids in the rows
+(
+    LINES, BLANK_LINES, SKIPPED, DROPPED_FEATURES, DROPPED_LABELS, SUMMED, X_LEAST, X_MOST, Y_LEAST, Y_MOST, STATE_SIZE,
+) = range(10, 21)  # fmt: skip
 
 BEGIN, INSIDE, LEAVE = 0, 1, 2  # its begin; its features; anywhere: it is bad and is to be left out
 
-# flags
-LIBSVM = 1
-SKIP = 2  # leave out bad rows without a word
-SUM = 4  # add up values of a feature that stands twice in a row, count a label that does once
-DROP = 8  # leave out features and labels beyond the last
+# Flags. SKIP: leave out bad rows without a word; SUM: add up values of a feature that stands twice in a row, count a label
+# that does once; DROP: leave out features and labels beyond the last
+LIBSVM, SKIP, SUM, DROP = 1, 2, 4, 8
 
 
 def new_state() -> NDArray[np.int64]:
@@ -83,11 +70,6 @@ def new_state() -> NDArray[np.int64]:
     state[[X_LEAST, Y_LEAST]] = 2**62
     state[[X_MOST, Y_MOST]] = -1
     return state
-
-
-def start_text(state: NDArray[np.int64]) -> None:
-    """Before each text."""
-    state[:LINES] = 0
 
 
 def start_block(state: NDArray[np.int64]) -> None:
@@ -277,7 +259,7 @@ def parse_lines(
     x_indices: NDArray[Any], x_data: NDArray[np.float32], y_indptr: NDArray[np.int64], y_indices: NDArray[Any],
     no_data: NDArray[np.float32],
 ) -> int:  # fmt: skip
-    """Parse lines until the text ends, the rows are full or a line is bad; returns one of the codes above.
+    """Parse lines until the text ends, the rows are full or a line is bad; returns a code of `tokens`.
 
     text (n,): whole lines, the last with its newline too. state (STATE_SIZE,): of `new_state`, moved on; after a bad line
     it can be left out by WHERE = LEAVE. bounds (4,): the first feature id and the one behind the last, the same of

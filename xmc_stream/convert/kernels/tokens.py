@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from xmc_stream.convert.kernels.places import byte_at
 from xmc_stream.kernels.jit import kernel
 
-# what read_value returns, and more codes in parse.py
-DONE = 0
-SLOW = 2  # only float() can tell
-BAD_VALUE = 5  # not a decimal number
-VALUE_RANGE = 8  # beyond float32
+# what ends a scan, or is wrong in a line. DONE: all is read; FULL: no row is left in the arrays; SLOW: a number that only
+# float() can tell; BAD_LABEL: not digits, or nothing after a comma; BAD_FEATURE: not digits and a colon; BAD_VALUE: not a
+# decimal number; _RANGE: an id beyond the last, a value beyond float32; _TWICE: an id that stands twice in a row; SUM_RANGE:
+# its values add up beyond float32; _BELOW: an id below the first
+(
+    DONE, FULL, SLOW, BAD_LABEL, BAD_FEATURE, BAD_VALUE, LABEL_RANGE, FEATURE_RANGE, VALUE_RANGE, LABEL_TWICE,
+    FEATURE_TWICE, SUM_RANGE, LABEL_BELOW, FEATURE_BELOW,
+) = range(14)  # fmt: skip
 
 COMMA, COLON, HASH = 44, 58, 35
 NO_COMMENT = -1  # in place of the byte that begins one
@@ -42,18 +45,13 @@ def _is_digit(c: int) -> bool:
 
 
 @kernel
-def _is_blank(c: int) -> bool:
-    return c in (_SPACE, _TAB)
-
-
-@kernel
 def ends_token(c: int, comment: int) -> bool:
     return c in (_SPACE, _NEWLINE, _TAB, _RETURN, comment)
 
 
 @kernel
 def skip_blanks(text: NDArray[np.uint8], p: int) -> int:
-    while _is_blank(byte_at(text, p)):
+    while byte_at(text, p) in (_SPACE, _TAB):
         p += 1
     return p
 

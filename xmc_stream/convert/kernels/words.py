@@ -176,12 +176,11 @@ def count_terms(
 def _decoded(text: NDArray[np.uint8], p: int) -> tuple[int, int]:
     """The character at p, which is none of ASCII, and how many bytes it has."""
     c = np.int64(text[p])
-    if c < 0xE0:
-        return (c & 0x1F) << 6 | (text[p + 1] & 0x3F), 2
-    if c < 0xF0:
-        return (c & 0x0F) << 12 | np.int64(text[p + 1] & 0x3F) << 6 | (text[p + 2] & 0x3F), 3
-    high = (c & 0x07) << 18 | np.int64(text[p + 1] & 0x3F) << 12
-    return high | np.int64(text[p + 2] & 0x3F) << 6 | (text[p + 3] & 0x3F), 4
+    n = 2 if c < 0xE0 else 3 if c < 0xF0 else 4
+    c &= 0x7F >> n
+    for i in range(1, n):
+        c = c << 6 | np.int64(text[p + i] & 0x3F)
+    return c, n
 
 
 @inner_kernel
@@ -190,20 +189,11 @@ def put_character(c: int, text: NDArray[np.uint8], p: int) -> int:
     if c < 0x80:
         text[p] = c
         return p + 1
-    if c < 0x800:
-        text[p] = 0xC0 | c >> 6
-        text[p + 1] = 0x80 | c & 0x3F
-        return p + 2
-    if c < 0x10000:
-        text[p] = 0xE0 | c >> 12
-        text[p + 1] = 0x80 | c >> 6 & 0x3F
-        text[p + 2] = 0x80 | c & 0x3F
-        return p + 3
-    text[p] = 0xF0 | c >> 18
-    text[p + 1] = 0x80 | c >> 12 & 0x3F
-    text[p + 2] = 0x80 | c >> 6 & 0x3F
-    text[p + 3] = 0x80 | c & 0x3F
-    return p + 4
+    n = 2 if c < 0x800 else 3 if c < 0x10000 else 4
+    text[p] = 0xFF00 >> n & 0xFF | c >> 6 * (n - 1)
+    for i in range(1, n):
+        text[p + i] = 0x80 | c >> 6 * (n - 1 - i) & 0x3F
+    return p + n
 
 
 @inner_kernel

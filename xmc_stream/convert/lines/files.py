@@ -11,10 +11,9 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -86,7 +85,7 @@ class TextRange:
         return text
 
 
-class TextFile:
+class TextFile(AbstractContextManager["TextFile"]):
     """An opened range of the lines of a text; a byte order mark is left out.
 
     n_lines: of the range that are behind us, kept up to date by who parses them; bytes_read: of the file, of a pipe of its
@@ -102,7 +101,7 @@ class TextFile:
         self.compression = ""
         self._raw: Decompressing | None = None
         self._pending = b""  # text that was looked at and is not yet taken
-        self._left: int | None = None  # bytes of a range that are still to be read
+        self._stop: int | None = None  # where a range of a plain file ends
         self._start = lines.start
         self._read = lines.start  # bytes of text read
         try:
@@ -134,19 +133,13 @@ class TextFile:
                 self._text = self._raw = Decompressing(self._file, self.compression)
             if self.plain and (start or stop is not None):
                 self._start = self._read = self._line_begin(start)
-                if stop is not None:
-                    self._left = max(0, self._line_begin(stop) - self._start)
+                self._stop = None if stop is None else self._line_begin(stop)
                 self._file.seek(self._start)
             elif start:
                 self._skip(start)
         self.decompressor_bytes = self._raw.needed if self._raw else 0
 
-    def __enter__(self) -> TextFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -171,26 +164,22 @@ class TextFile:
         if position == 0:
             return 0
         self._file.seek(position - 1)
-        at = position - 1
-        while content := self._file.read(2**16):
-            newline = content.find(b"\n")
-            if newline >= 0:
-                return at + int(newline) + 1
-            at += len(content)
-        return at
+        while (piece := self._file.readline(2**16)) and not piece.endswith(b"\n"):
+            pass
+        return int(self._file.tell())
 
     def _skip(self, n_bytes: int) -> None:
         """Pass over the first bytes of a stream, its header."""
         while n_bytes:
-            content = self._text.read(min(n_bytes, _READ))
+            content = self._text.read(n_bytes)
             if not content:
                 raise InputError(f"{self.name} was changed meanwhile: convert again")
             n_bytes -= len(content)
 
     def head(self, n_bytes: int = HEAD) -> bytes:
         """The first bytes of the text, which stay to be read; without a byte order mark."""
-        if self._left is not None:
-            n_bytes = min(n_bytes, self._left)
+        if self._stop is not None:
+            n_bytes = min(n_bytes, self._stop - self._start)
         try:
             with self._reading(looked=True):
                 while len(self._pending) < n_bytes and (content := self._text.read1(n_bytes - len(self._pending))):
@@ -201,7 +190,6 @@ class TextFile:
                 raise  # else what was read tells enough, and the file is opened again with all the room there is
         if self._start == 0 and self._pending.startswith(_BOM):
             self._pending, self._start = self._pending[len(_BOM) :], len(_BOM)
-            self._left = None if self._left is None else self._left - len(_BOM)
         return self._pending[:n_bytes]
 
     def header(self) -> tuple[bytes, int]:
@@ -261,24 +249,19 @@ class TextFile:
     def _fill(self, buffer: bytearray, filled: int) -> int:
         """Read until the buffer is full or the text ends; returns the bytes read."""
         start = filled
-        if self._pending:
-            taken = self._pending[: len(buffer) - filled]
-            buffer[filled : filled + len(taken)] = taken
-            self._pending = self._pending[len(taken) :]
-            filled += len(taken)
-            if self._left is not None:
-                self._left -= len(taken)
+        taken = self._pending[: len(buffer) - filled]
+        buffer[filled : filled + len(taken)] = taken
+        self._pending = self._pending[len(taken) :]
+        filled += len(taken)
         with memoryview(buffer) as view:
-            while filled < len(buffer) and self._left != 0:
-                stop = filled + (_READ if self._left is None else min(_READ, self._left))
+            while filled < len(buffer):
+                stop = filled + (_READ if self._stop is None else min(_READ, self._stop - self._read))
                 with self._reading(buffer, filled):
                     n = self._text.readinto1(view[filled:stop])  # what precedes damage is not lost
                 if not n:
                     break
                 filled += n
                 self._read += n
-                if self._left is not None:
-                    self._left -= n
         return filled - start
 
     def _grown(self, buffer: bytearray) -> bytearray:

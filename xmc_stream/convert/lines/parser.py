@@ -1,21 +1,21 @@
-"""Lines of text to blocks of rows through the compiled parser, and what is wrong in them to words."""
+"""Parts that are lines of text, a row each: to blocks of rows by the compiled parser, and what is wrong in them to words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
+from xmc_stream.convert.lines.files import Buffers, TextRange
 from xmc_stream.convert.messages import shown
+from xmc_stream.convert.options import Like
+from xmc_stream.convert.rows import Rows, positives, row_with_minus_one
 from xmc_stream.errors import InputError
-
-if TYPE_CHECKING:
-    from xmc_stream.convert.options import Like
 
 # x_indptr, x_indices, x_data, y_indptr, y_indices; indptr from 0, indices sorted and unique in a row
 ParsedRows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray[np.int64], NDArray[Any]]
@@ -151,9 +151,9 @@ class Parser:
             self._allocate(len(text))
         state, dialect = self._state, self._dialect
         rules = parse.LIBSVM * dialect.libsvm + parse.SUM * dialect.sum_duplicates + parse.DROP * dialect.drop_unseen
-        parse.start_text(state)
+        state[: parse.LINES] = 0
         no_data = np.empty(0, np.float32)
-        code = parse.FULL
+        code = tokens.FULL
         while code != tokens.DONE:
             code = parse.parse_lines(
                 text,
@@ -169,7 +169,7 @@ class Parser:
             )
             if code == tokens.SLOW:
                 code = self._take_slowly(text, state)
-            if code not in (tokens.DONE, parse.FULL, tokens.SLOW):
+            if code not in (tokens.DONE, tokens.FULL, tokens.SLOW):
                 self._bad_line(code, text)
             elif code != tokens.SLOW and state[parse.ROW]:
                 n, nx, ny = (int(state[at]) for at in (parse.ROW, parse.X_END, parse.Y_END))
@@ -216,19 +216,19 @@ class Parser:
         from xmc_stream.convert.kernels import parse, tokens
 
         culprit, number = int(self._state[parse.CULPRIT]), int(self._state[parse.ID])
-        if self.n_labels is None and code == parse.BAD_LABEL:
-            code = parse.BAD_FEATURE
-        about_labels = (parse.BAD_LABEL, parse.LABEL_RANGE, parse.LABEL_TWICE, parse.LABEL_BELOW)
+        if self.n_labels is None and code == tokens.BAD_LABEL:
+            code = tokens.BAD_FEATURE
+        about_labels = (tokens.BAD_LABEL, tokens.LABEL_RANGE, tokens.LABEL_TWICE, tokens.LABEL_BELOW)
         kind = "label" if code in about_labels else self._noun
-        if code in (parse.LABEL_TWICE, parse.FEATURE_TWICE):
+        if code in (tokens.LABEL_TWICE, tokens.FEATURE_TWICE):
             advice = "leave one of them out" if kind == "label" else "add up the values, or leave one out"
             return f"{kind} {number} stands twice in the row: {advice} (or " + flags.DUPLICATES_SUM + ")"
-        if code == parse.SUM_RANGE:
+        if code == tokens.SUM_RANGE:
             return (
                 f"the values of {kind} {number}, which stands more than once, add up beyond float32: correct the line"
             )
-        if code in (parse.LABEL_BELOW, parse.FEATURE_BELOW):
-            base = self._dialect.y_base if code == parse.LABEL_BELOW else self._x_base
+        if code in (tokens.LABEL_BELOW, tokens.FEATURE_BELOW):
+            base = self._dialect.y_base if code == tokens.LABEL_BELOW else self._x_base
             origin = ", as in " + flags.LIKE + f" {self._like.name}" if self._like else ""
             said = f"{kind} id {number} is below {base}: ids count from {base} here"
             return said + origin + "; use " + flags.ZERO_BASED + " if they do not"
@@ -236,14 +236,14 @@ class Parser:
         said = shown(token)
         if b"\0" in token:
             return f"there is a NUL byte in {said}: the file is damaged or not a text"
-        if b"\r" in token.removesuffix(b"\r") or (code == parse.BAD_FEATURE and token.startswith(b"\r")):
+        if b"\r" in token.removesuffix(b"\r") or (code == tokens.BAD_FEATURE and token.startswith(b"\r")):
             return f"there is a carriage return in {said}: lines must end in LF or CRLF"
         if code in (tokens.BAD_VALUE, tokens.VALUE_RANGE):
             why = "is not a finite decimal number" if code == tokens.BAD_VALUE else "is too large for float32"
             return f"value {said} of {kind} {number} {why}: correct the line"
-        if code in (parse.LABEL_RANGE, parse.FEATURE_RANGE):
-            return self._beyond(kind, code == parse.LABEL_RANGE, re.match(rb"\+?\d{1,40}", token)[0].decode())  # type: ignore[index]
-        return self._no_token(kind, code == parse.BAD_LABEL, token, said)
+        if code in (tokens.LABEL_RANGE, tokens.FEATURE_RANGE):
+            return self._beyond(kind, code == tokens.LABEL_RANGE, re.match(rb"\+?\d{1,40}", token)[0].decode())  # type: ignore[index]
+        return self._no_token(kind, code == tokens.BAD_LABEL, token, said)
 
     def _beyond(self, kind: str, of_labels: bool, digits: str) -> str:
         """The reason for an id that is too large."""
@@ -295,3 +295,68 @@ def bom_length(name: str, head: bytes) -> int:
     if head.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
         raise InputError(f"{name}:1: this is UTF-16 or UTF-32, by its byte order mark: save the file as UTF-8 or ASCII")
     return 3 if head.startswith(b"\xef\xbb\xbf") else 0
+
+
+@dataclass(frozen=True)
+class LinesPart:
+    """Lines of X and Y together, or of one of them.
+
+    sides: ("X", "Y"), ("X",), or ("Y",) where lines are `l:v l:v ...` and a label of the value zero is none. bounds: of
+    the ids of both sides, or of the one. unlabelled: labels in the lines are passed over, whatever their ids.
+    """
+
+    text: TextRange
+    buffers: Buffers
+    sides: tuple[str, ...]
+    bounds: tuple[int, ...]
+    like: Like | None
+    dialect: Dialect = XMLREPO
+    unlabelled: bool = False
+
+    def parser(self, name: str, first_line: Any = 1) -> Parser:
+        """What reads the lines."""
+        noun = "label" if self.sides == ("Y",) else "feature"
+        n_labels = self.bounds[1] if len(self.bounds) == 2 else None
+        dialect = self.dialect
+        if self.unlabelled:
+            n_labels, dialect = UNKNOWN, replace(dialect, y_base=0)
+        return Parser(name, self.bounds[0], n_labels, self.like, first_line, noun, dialect)
+
+    def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
+        """The rows; notes: bytes_read, and those of the parser. Raises InputError with file and line, MemoryLimitError."""
+        notes["bytes_read"] = 0
+        with self.text.open(self.buffers) as file:
+            parser = self.parser(file.name, file.first_line)
+            for window in file.windows():
+                for x_indptr, x_indices, x_data, y_indptr, y_indices in parser.blocks(window):
+                    notes["bytes_read"] = file.bytes_read
+                    if self.unlabelled:
+                        yield (x_indptr, x_indices, x_data), (np.zeros_like(x_indptr), y_indices[:0], None)
+                    elif len(self.sides) == 2:
+                        yield (x_indptr, x_indices, x_data), (y_indptr, y_indices, None)
+                    elif self.sides == ("X",):
+                        yield ((x_indptr, x_indices, x_data),)
+                    else:
+                        if (row := row_with_minus_one(x_indptr, x_data)) is not None:
+                            line = file.first_line() + parser.n_lines - (len(x_indptr) - 1) + row
+                            raise InputError(
+                                f"{file.name}:{line}: a label has the value -1: what is not zero is a positive, leave it out"
+                            )
+                        yield ((*positives(x_indptr, x_indices, x_data != 0), None),)
+                file.n_lines = parser.n_lines
+            notes |= parser.notes()
+            if self.unlabelled:
+                notes["y_ids"] = None
+
+
+def attributes_of(read: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """What the parts of a source counted, as attributes of the dataset. read: a part's file, for people, and its notes."""
+    names = ("skipped", "dropped_features", "dropped_labels", "summed_duplicates", "blank_lines")
+    totals: dict[str, Any] = dict.fromkeys(names, 0)
+    rows: list[list[Any]] = []
+    for file, notes in read:
+        for name in names:
+            totals[name] += notes[name]
+        rows += [[file, *row] for row in notes["skipped_rows"][: LISTED - len(rows)]]
+    counts = {name: count for name, count in totals.items() if count}
+    return {**counts, "skipped_rows": rows} if rows else counts

@@ -6,9 +6,8 @@ import ast
 import itertools
 import json
 import re
-from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,19 @@ import numpy as np
 
 from xmc_stream import flags
 from xmc_stream.convert.kernels.places import KIND, LIST
-from xmc_stream.convert.kernels.words import FIRST, ROWS, TIMES
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.table import NO_COUNTS, Counts, Terms, WordTable, joined, terms_of, texts_of
 from xmc_stream.convert.tfidf.vectorizer import analyser_of, rule_of
-from xmc_stream.convert.tfidf.vocabulary import LINE_BITS, write_sorted_run
+from xmc_stream.convert.tfidf.vocabulary import write_sorted_run
+from xmc_stream.store.names import new_names
 
 _NO_LABELS: Rows = (np.zeros(1, np.int64), np.zeros(0, np.int64), None)
+PART_IDS = "ids"  # the rows' own ids, in the folder of a part
 _TOGETHER = 2**18  # characters that are counted together
+_BATCH_BYTES = 2**18  # of ids that are written together
 _ESCAPE = r"""\\(?:['"\\abfnrtv]|x[0-9a-f]{2}|u[0-9a-f]{4})"""
 _ITEM = rf"""(?:'(?:[^'\\\r\n]|{_ESCAPE})*+'|"(?:[^"\\\r\n]|{_ESCAPE})*+"|0|[1-9][0-9]{{0,17}})\s*"""
 _LISTED = re.compile(
@@ -76,7 +77,7 @@ class WordRows:
         self._table = WordTable()
         self._counted: list[Counts] = []
         self._waiting: list[str] = []  # texts
-        self._size = self.n_tokens = 0
+        self._size = self.n_tokens = 0  # characters of them; words that are counted
 
     @property
     def size(self) -> int:
@@ -126,9 +127,7 @@ class WordRows:
 
     def write(self, folder: Path) -> int:
         """Write the dictionary, and begin with an empty one."""
-        firsts = np.zeros(len(self._table), np.int64)
-        rows, times = (self._table.column(which) for which in (ROWS, TIMES))
-        run = write_sorted_run(folder, self._table, rows=rows, times=times, firsts=firsts)
+        run = write_sorted_run(folder, self._table, 0)
         self._begin()
         return run.n
 
@@ -187,9 +186,8 @@ class HashedRows:
 
 def label_base(options: ConvertOptions, like: Like | None) -> int:
     """Where ids of labels begin: as given, or as in the training set, or 0."""
-    if options.base is not None:
-        return options.base
-    return like.label_base if like else 0
+    of_like = like.label_base if like else 0
+    return of_like if options.base is None else options.base
 
 
 def _whole(label: str | int) -> int:
@@ -219,16 +217,6 @@ def listed(text: str) -> Any:
         with suppress(ValueError, SyntaxError):
             return ast.literal_eval(f"[{inner[1:-1]}]")
     raise BadRowError(f"{shown(text.encode())} is no list of labels, as ['a', 'b'] is one")
-
-
-def id_of(record: Mapping[str, Any], field: str) -> bytes:
-    """The id of a row in UTF-8. Raises BadRowError where it is neither a text nor a whole number."""
-    if field not in record:
-        raise BadRowError(f"there is no field {field!r}: name the field of the ids (" + flags.ID_FIELD + ")")
-    value = record[field]
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise BadRowError(f"field {field!r} is {kind_of(value)}, not an id: a text or a whole number")
-    return sound(str(value), field).encode()
 
 
 def labels_in(record: Mapping[str, Any], field: str, text: TextOptions) -> list[Any]:
@@ -274,12 +262,9 @@ class LabelRows:
         self._table = WordTable()
         self._rows: list[Rows] = []
         self.n_ids = 0  # of rows that are not taken yet
-        self._wait()
-
-    def _wait(self) -> None:
-        self._ids, self._lengths, self._lines = array("q"), array("q"), array("q")
-        self._names: list[str] = []
-        self._waiting = 0  # characters of them
+        self._waiting: list[list[Any]] = []  # labels of rows that are not counted yet
+        self._lines: list[int] = []
+        self._size = 0  # characters of them
 
     @property
     def size(self) -> int:
@@ -304,16 +289,12 @@ class LabelRows:
                 self.most = max(self.most, *labels) if labels else self.most
             self.kind = kind
         self._notes["label_texts"] += isinstance(record.get(self._field), str)
-        self._lengths.append(len(labels))
+        named = self.kind == "names"
+        self._waiting.append(labels if named else sorted(labels))
         self._lines.append(line)
-        if self.kind == "names":
-            names = [str(label) for label in labels]
-            self._names += names
-            self._waiting += sum(map(len, names))
-        else:
-            self._ids.extend(sorted(labels))
         self.n_ids += len(labels)
-        if self._waiting >= _TOGETHER:
+        self._size += sum(map(len, labels)) if named else 0
+        if self._size >= _TOGETHER:
             self._count()
 
     def look(self, block: Block, column: int) -> None:
@@ -364,14 +345,16 @@ class LabelRows:
 
     def _count(self) -> None:
         """Take what waits."""
-        if self._lengths:
-            lengths, lines = np.array(self._lengths), np.array(self._lines)
-            if self._names:
-                rows = self._table.count_terms(terms_of(self._names), lengths, lines)
-                self._rows.append((rows[0], rows[1].astype(np.int64), None))
-            else:
-                self._rows.append((np.concatenate([[0], np.cumsum(lengths)]), np.array(self._ids), None))
-            self._wait()
+        waiting, lines, self._waiting, self._lines, self._size = self._waiting, self._lines, [], [], 0
+        if not waiting:
+            return
+        lengths = np.fromiter(map(len, waiting), np.int64, len(waiting))
+        flat = itertools.chain.from_iterable(waiting)
+        if self.kind == "names":
+            indptr, numbers, _ = self._table.count_terms(terms_of(flat), lengths, np.array(lines))
+            self._rows.append((indptr, numbers.astype(np.int64), None))
+        else:
+            self._rows.append((np.concatenate([[0], np.cumsum(lengths)]), np.fromiter(flat, np.int64), None))
 
     def take(self) -> Rows:
         """The rows since the last call."""
@@ -381,8 +364,47 @@ class LabelRows:
 
     def write(self, folder: Path) -> int:
         """Write the dictionary, and begin with an empty one."""
-        rows = self._table.column(ROWS)
-        firsts = self._table.column(FIRST) | self._part << LINE_BITS
-        run = write_sorted_run(folder, self._table, rows=rows, times=rows, firsts=firsts)
+        run = write_sorted_run(folder, self._table, self._part)
         self._begin()
         return run.n
+
+
+class RowIds:
+    """Writes ids of rows into a folder, while `opened` is; nothing without a field."""
+
+    def __init__(self, field: str | None, folder: Path, opened: ExitStack) -> None:
+        self._field = field
+        self._batch: list[bytes] = []
+        self._size = 0
+        if field:
+            self._names = opened.enter_context(new_names(folder / PART_IDS))
+
+    def of(self, record: Mapping[str, Any]) -> bytes:
+        """The id of a row in UTF-8. Raises BadRowError where it is neither a text nor a whole number."""
+        if not self._field:
+            return b""
+        if self._field not in record:
+            raise BadRowError(f"there is no field {self._field!r}: name the field of the ids (" + flags.ID_FIELD + ")")
+        value = record[self._field]
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise BadRowError(f"field {self._field!r} is {kind_of(value)}, not an id: a text or a whole number")
+        return sound(str(value), self._field).encode()
+
+    def add(self, name: bytes) -> None:
+        """Take the id of a sound row."""
+        if self._field:
+            self._batch.append(name)
+            self._size += len(name) + 64
+            if self._size > _BATCH_BYTES:
+                self.close()
+
+    def extend(self, block: Block, start: int, stop: int, column: int) -> None:
+        """Take the ids of sound lines."""
+        for name in block.values(start, stop, column):
+            self.add(name)
+
+    def close(self) -> None:
+        """Write what is at hand."""
+        if self._batch:
+            self._names.append(self._batch)
+            self._batch, self._size = [], 0

@@ -27,19 +27,29 @@ from xmc_stream.convert.pieces import Piece, work_folder
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.convert.tfidf.block import IDS, STRINGS, Block, Record, load_kernels
-from xmc_stream.convert.tfidf.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
+from xmc_stream.convert.tfidf.counting import (
+    BadRowError,
+    HashedRows,
+    LabelRows,
+    RowIds,
+    WordRows,
+    kind_of,
+    label_base,
+    sound,
+)
 from xmc_stream.convert.tfidf.fields import kind_of_labels, resolved
-from xmc_stream.convert.tfidf.merging import MERGE_BYTES, Maps, merged
-from xmc_stream.convert.tfidf.rowids import IDS_BYTES, JoinIds, RowIds
 from xmc_stream.convert.tfidf.vectorizer import bytes_per_byte, like_options, stored_options
 from xmc_stream.convert.tfidf.vocabulary import (
     CHOICE_BYTES,
     LINE_BITS,
+    MERGE_BYTES,
     ChooseFeatures,
     ChooseLabels,
+    Maps,
     SortedRun,
+    merged,
 )
-from xmc_stream.convert.tfidf.weigh import WEIGH_BYTES, Weigh, WeighHashed
+from xmc_stream.convert.tfidf.weigh import IDS_BYTES, WEIGH_BYTES, JoinIds, Weigh, WeighHashed
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.names import ROW_IDS, NamedIds, ascend, open_names

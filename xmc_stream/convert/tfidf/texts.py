@@ -17,7 +17,6 @@ from xmc_stream.convert.tfidf.counting import Hasher
 from xmc_stream.convert.tfidf.vectorizer import (
     analyser_of,
     bytes_per_byte,
-    count_ids,
     stored_options,
     weighted,
 )
@@ -81,6 +80,8 @@ class TextRows:
 
     def rows(self, texts: Sequence[str]) -> Rows:
         """Rows of texts that are sound. Words that are no features are left out; a text without any is a row of zeros."""
+        from scipy.sparse import csr_matrix
+
         tokens = (self._analyse(text.replace("\0", " ")) for text in texts)  # NUL characters separate words
         if self._hasher:
             indptr, indices, counts = self._hasher.rows([list(some) for some in tokens])
@@ -88,7 +89,10 @@ class TextRows:
             find = self._words.get
             ids = [[i for token in some if (i := find(token)) is not None] for some in tokens]
             flat = np.fromiter(itertools.chain.from_iterable(ids), np.int64)
-            indptr, indices, counts = count_ids(flat, np.array([len(some) for some in ids], np.int64))
+            ends = np.cumsum([0, *map(len, ids)])
+            X = csr_matrix((np.ones(len(flat), np.float32), flat, ends), (len(texts), self._n_features))
+            X.sum_duplicates()
+            indptr, indices, counts = X.indptr.astype(np.int64), X.indices, X.data
         data = weighted(self._text, counts, self._weights[indices])
         if self._scale:
             self._scaled(indptr, data)

@@ -83,21 +83,6 @@ def weighted(text: TextOptions, counts: NDArray[np.float32], weights: NDArray[np
     return tf.astype(np.float32)
 
 
-def count_ids(
-    ids: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Rows of ids (below 2^31, in any order, repeated) as indptr, sorted ids without repetition, and how often each."""
-    keys = np.repeat(np.arange(len(lengths), dtype=np.int64) << 32, lengths)
-    keys |= ids
-    keys.sort()
-    first = np.flatnonzero(np.diff(keys, prepend=-1))
-    counts = np.diff(first, append=len(keys)).astype(np.float32)
-    keys = keys[first]
-    indptr = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(np.bincount(keys >> 32, minlength=len(lengths)), out=indptr[1:])
-    return indptr, (keys & 0xFFFFFFFF).astype(np.int32), counts
-
-
 def like_options(stored: TextOptions, given: TextOptions, like: str) -> TextOptions:
     """The options of a training set, with the fields that are given for this input.
 

@@ -1,16 +1,19 @@
-"""Sorted words on disk: written by the parts as runs, chosen from when they are merged; in windows, whatever their number.
+"""The vocabulary: sorted words of the parts, on disk, merged in levels and chosen from; in windows, whatever their number.
 
 A sorted run is a folder of plain files: `bytes` and `ends` (the words in UTF-8, sorted, hence by code point), and for each
 word `rows` (that it occurs in), `times` (that it occurs) and `firsts` (the first line it occurs in). That of a part
-also has `ids`, its numbers there. What merges them is in `merging`.
+also has `ids`, its numbers there.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
-from xmc_stream.convert.kernels.words import PADDING
+from xmc_stream.convert.kernels.words import FIRST, PADDING, ROWS, TIMES
 from xmc_stream.convert.labels import Held
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import work_folder
 from xmc_stream.convert.tfidf.table import Terms, WordTable
 from xmc_stream.convert.tfidf.vectorizer import df_bounds, idf_weights
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.names import WRITER_BYTES, NamedIds, Names, ascend, new_names, new_vectorizer, open_vectorizer
 
 WINDOW = 2**13  # words read at a time
@@ -33,6 +36,10 @@ WINDOW_BYTES = 2**19  # of which at most so many bytes, or one word
 COLUMNS = ("rows", "times", "firsts")
 CHOICE_BYTES = 2 * WRITER_BYTES + 2**23
 LINE_BITS = 40  # bits of a line's number in `firsts`, the number of its part above them
+MERGED = 24  # runs merged at a time, which bounds the open files and the memory
+MERGE_BYTES = MERGED * (3 * WINDOW_BYTES + 160 * WINDOW) + 2**22
+
+Maps = list[str]  # of a run: the files that lead from its words to their places in the end, one a level
 
 
 @dataclass(frozen=True)
@@ -92,14 +99,125 @@ class SortedRunWriter:
         self.n += len(order)
 
 
-def write_sorted_run(folder: Path, table: WordTable, **columns: NDArray[np.int64]) -> SortedRun:
-    """The words of a table as a run in a new folder; columns: of the words by their numbers."""
+def write_sorted_run(folder: Path, table: WordTable, part: int) -> SortedRun:
+    """The words of a table of a part as a run in a new folder."""
     folder.mkdir()
+    order = table.order()
+    rows, times, firsts = (table.column(which)[order] for which in (ROWS, TIMES, FIRST))
     with ExitStack() as stack:
         writer = SortedRunWriter(folder, stack, "ids")
-        order = table.order()
-        writer.append(table, order, ids=order, **{name: column[order] for name, column in columns.items()})
+        writer.append(table, order, ids=order, rows=rows, times=times, firsts=firsts | part << LINE_BITS)
     return SortedRun(str(folder), writer.n)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A job: runs into one, in `folder`. `map-I` there has, for each word of run I, its place among the merged ones."""
+
+    key: str
+    runs: tuple[SortedRun, ...]
+    folder: str
+
+    def run(self) -> Receipt:
+        """Merge, window by window."""
+        folder = Path(self.folder)
+        with work_folder(folder) as work, ExitStack() as stack:
+            writer = SortedRunWriter(work, stack)
+            maps = [stack.enter_context(open(work / f"map-{i}", "wb")) for i in range(len(self.runs))]
+            readers = [_Reader(run) for run in self.runs]
+            while sum(reader.look() for reader in readers):
+                _merge_windows(readers, writer, maps)
+        return {"folder": str(folder), "n": writer.n}
+
+
+def _merge_windows(readers: Sequence[_Reader], writer: SortedRunWriter, maps: Sequence[BinaryIO]) -> None:
+    """Words up to the least of the windows' last ones are all at hand: sort and write these, and their places."""
+    bound = min((reader.last() for reader in readers if reader.more), default=None)
+    cut = [reader.take(bound) for reader in readers]
+    table = WordTable(sum(len(ends) for (_, ends), _ in cut), sum(len(blob) for (blob, _), _ in cut))
+    taken = [(table.numbers(terms, between=0), columns) for terms, columns in cut]
+    order = table.order()
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    sums = {name: np.zeros(len(order), np.int64) for name in COLUMNS}
+    sums["firsts"][:] = np.iinfo(np.int64).max
+    for file, (numbers, columns) in zip(maps, taken, strict=True):
+        places = ranks[numbers]
+        file.write((places + writer.n).data)
+        sums["rows"][places] += columns["rows"]
+        sums["times"][places] += columns["times"]
+        sums["firsts"][places] = np.minimum(sums["firsts"][places], columns["firsts"])
+    writer.append(table, order, **sums)
+
+
+class _Reader:
+    """The words of a run in a merge: after `look`, `n` are at hand, and whether there are `more` behind them."""
+
+    def __init__(self, run: SortedRun) -> None:
+        self._run = run
+        self._start = 0
+
+    def look(self) -> int:
+        """Have as many words at hand as are read at a time; returns how many."""
+        self._blob, self._ends = np.empty(0, np.uint8), np.zeros(1, np.int64)
+        if self._start < self._run.n:
+            self._blob, self._ends = self._run.block(self._start, self._run.n)
+        self.n = len(self._ends) - 1
+        self.more = self._start + self.n < self._run.n
+        return self.n
+
+    def _word(self, i: int) -> bytes:
+        return self._blob[self._ends[i] : self._ends[i + 1]].tobytes()
+
+    def last(self) -> bytes:
+        """The last word at hand."""
+        return self._word(self.n - 1)
+
+    def take(self, bound: bytes | None) -> tuple[Terms, dict[str, NDArray[np.int64]]]:
+        """Take the words up to `bound` off those at hand, with their columns."""
+        n = self.n if bound is None else bisect_right(range(self.n), bound, key=self._word)
+        columns = {name: self._run.column(name, self._start, self._start + n) for name in COLUMNS}
+        self._start += n
+        return (self._blob, self._ends[: n + 1]), columns
+
+
+def merged(
+    work: Path, kind: str, runs: Sequence[SortedRun]
+) -> Generator[Phase, list[Receipt], tuple[SortedRun, list[Maps]]]:
+    """All runs in one, and the maps of each."""
+    maps: list[Maps] = [[] for _ in runs]
+    current, members = list(runs), [[i] for i in range(len(runs))]  # members: of each of these, the runs in it
+    level = 0
+    while not level or len(current) > 1:
+        jobs = []
+        firsts = range(0, max(len(current), 1), MERGED)
+        for first in firsts:
+            name = f"{level}/{first // MERGED:04d}"
+            folder = str(work / f"merged-{kind}" / name)
+            jobs.append(Merge(f"merge/{kind}/{name}", tuple(current[first : first + MERGED]), folder))
+            for place, group in enumerate(members[first : first + MERGED]):
+                for i in group:
+                    maps[i].append(f"{folder}/map-{place}")
+        receipts = yield Phase(f"merge {kind}", jobs, twice=True)
+        current = [SortedRun(**receipt) for receipt in receipts]
+        members = [list(itertools.chain(*members[first : first + MERGED])) for first in firsts]
+        level += 1
+    return current[0], maps
+
+
+def chosen(run: SortedRun, maps: Maps, folder: Path) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Id and weight by the number that a part gave: of its run, through the maps of the merges, to what was chosen."""
+    places: NDArray[np.int64] = np.fromfile(maps[0], np.int64)
+    if len(places) != run.n:
+        raise StoreError(f"{maps[0]} is not of {run.n} words: convert again with " + flags.OVERWRITE)
+    for path in maps[1:]:
+        places = look_up(partial(read_items, Path(path)), places)
+    numbers = run.column("ids", 0, run.n)
+    ids, weights = np.empty(run.n, np.int64), np.ones(run.n)
+    ids[numbers] = look_up(partial(read_items, folder / "ids"), places)
+    if (folder / "weights").exists():
+        weights[numbers] = look_up(partial(read_items, folder / "weights", dtype=np.float64), places)
+    return ids, weights
 
 
 @dataclass(frozen=True)
@@ -214,25 +332,18 @@ class _Filtered:
         return np.asarray((rows >= self._low) & (rows <= self._high))
 
     def _threshold(self, words: SortedRun, most: int) -> tuple[int, int]:
-        """The `most`-th largest number of times, by bisection over the files, and how many of that number are kept."""
-
-        def above(bound: int) -> int:
-            n = 0
-            for start in range(0, words.n, 2**18):
-                stop = min(start + 2**18, words.n)
-                times = words.column("times", start, stop)
-                n += int(((times >= bound) & self._fits(words.column("rows", start, stop))).sum())
-            return n
-
-        if above(1) <= most:
-            return 0, 0
-        low, high = 1, 2
-        while above(high) > most:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if above(middle) > most else (low, middle)
-        return low, most - above(high)
+        """The `most`-th largest number of times, and how many of that number are kept; (0, 0) where all words are."""
+        counts: Counter[int] = (
+            Counter()
+        )  # words that occur so often: few numbers, as these add up to the words of all texts
+        for start in range(0, words.n, 2**18):
+            rows, times = (words.column(name, start, min(start + 2**18, words.n)) for name in ("rows", "times"))
+            counts.update(times[self._fits(rows)].tolist())
+        for times_ in sorted(counts, reverse=True):
+            if counts[times_] >= most:
+                return times_, most
+            most -= counts[times_]
+        return 0, 0
 
     def ids(self, terms: list[bytes], rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids of the next words, -1 for those left out; ties go to the words that sort first."""

@@ -11,13 +11,14 @@ import numpy as np
 
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, work_folder
-from xmc_stream.convert.tfidf.merging import Maps, chosen
+from xmc_stream.convert.tfidf.counting import PART_IDS
 from xmc_stream.convert.tfidf.vectorizer import idf_weights, weighted
-from xmc_stream.convert.tfidf.vocabulary import SortedRun
+from xmc_stream.convert.tfidf.vocabulary import Maps, SortedRun, chosen
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.encoding import index_dtype
-from xmc_stream.store.names import new_vectorizer, open_vectorizer
+from xmc_stream.store.names import WRITER_BYTES, Names, new_names, new_vectorizer, open_vectorizer
 
+IDS_BYTES = WRITER_BYTES + 2**23
 WEIGH_BYTES = 80 * PieceRows.ENTRIES + 16 * PieceRows.ROWS + 24 * WINDOW
 
 
@@ -103,3 +104,20 @@ class Weigh:
                 np.cumsum(np.bincount(rows, minlength=len(lengths)), out=indptr[1:])
                 writer.append(indptr, new[order].astype(dtype), None if data is None else data[order])
         blocks.end()
+
+
+@dataclass(frozen=True)
+class JoinIds:
+    """A job: the ids of all parts in one. parts: the folders of the parts; target: made anew."""
+
+    parts: tuple[str, ...]
+    target: str
+    key: str = "join ids"
+
+    def run(self) -> Receipt:
+        """Copy; the receipt has n."""
+        with new_names(Path(self.target)) as names:
+            for part in self.parts:
+                for window in Names(Path(part) / PART_IDS).windows():
+                    names.append(window)
+            return {"n": names.n}

@@ -11,6 +11,7 @@ from xmc_stream.kernels.jit import kernel
 
 VALUE_BYTES = 16  # the longest value: -0.0000123456789
 _TENS = np.array([float(f"1e{k}") for k in range(56)])
+_WHOLE_TENS = np.array([10**k for k in range(10)])
 _MARGIN = 1e-15  # the relative error of a double that stands for a decimal here is less than half of this
 _SMALLEST_NORMAL = 2.0**-126
 _COLON, _COMMA, _SPACE, _NEWLINE, _POINT, _MINUS, _PLUS, _E, _ZERO = 58, 44, 32, 10, 46, 45, 43, 101, 48
@@ -64,35 +65,21 @@ def write_value(value: np.float32, out: NDArray[np.uint8], at: int) -> int:
         n += 1
         rest //= 10
     exponent = n - 1 - scale
-    if exponent < -5 or exponent > 9:
-        end = write_integer(digits, out, at + 1)
-        out[at] = out[at + 1]
-        if n > 1:
-            out[at + 1] = _POINT
-        else:
-            end = at + 1
-        out[end] = _E
-        out[end + 1] = _MINUS if exponent < 0 else _PLUS
-        return write_integer(abs(exponent), out, end + 2)
-    if scale <= 0:
-        end = write_integer(digits, out, at)
-        for _ in range(-scale):
-            out[end] = _ZERO
-            end += 1
-        return end
-    if scale < n:
-        end = write_integer(digits, out, at + 1)
-        for place in range(at, at + n - scale):
-            out[place] = out[place + 1]
-        out[at + n - scale] = _POINT
-        return end
-    out[at] = _ZERO
-    out[at + 1] = _POINT
-    at += 2
-    for _ in range(scale - n):
-        out[at] = _ZERO
+    far = exponent < -5 or exponent > 9
+    if far:
+        scale = n - 1  # one digit before the point
+    for power in range(max(n - 1 - scale, 0), min(-scale, 0) - 1, -1):  # of ten, which a digit counts
+        if power == -1:
+            out[at] = _POINT
+            at += 1
+        place = power + scale
+        out[at] = _ZERO + (digits // _WHOLE_TENS[place] % 10 if 0 <= place < n else 0)
         at += 1
-    return write_integer(digits, out, at)
+    if far:
+        out[at] = _E
+        out[at + 1] = _MINUS if exponent < 0 else _PLUS
+        at = write_integer(abs(exponent), out, at + 2)
+    return at
 
 
 @kernel

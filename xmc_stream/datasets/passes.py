@@ -1,4 +1,4 @@
-"""Files that list rows or features by their numbers."""
+"""What commands share that read a dataset once: how large blocks of rows are, and files that list rows or features."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
+from xmc_stream.runtime.plan import MIB
+from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.files import regular
+
+_BLOCK = 16 * MIB  # of X, where the limit allows
+
+
+def block_bytes(room: int, X: SparseMatrix, *Y: SparseMatrix) -> list[int]:
+    """Bytes of X, and of Y, in a block where there is room for so many of X; Y gets a quarter as many."""
+    most = max(MIB, min(_BLOCK, room))
+    return [X.block_bytes(most), *(matrix.block_bytes(most // 4) for matrix in Y)]
 
 
 def listed(path: Path, n: int, what: str) -> NDArray[np.bool_]:
