@@ -1,4 +1,4 @@
-"""How should a store be read: through memory maps, or by pread into reused buffers?
+"""How fast is a store read by pread into reused buffers?
 
 A store of --size is streamed once, and a tenth of its rows is gathered, by two threads, with a warm and with a cold
 page cache. Every case runs in a process of its own, so that VmHWM is the case's. Prints GB/s and VmHWM.
@@ -8,10 +8,7 @@ page cache. Every case runs in a process of its own, so that VmHWM is the case's
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 import json
-import mmap
 import os
 import subprocess
 import sys
@@ -40,22 +37,6 @@ def add_up(indices, data):  # type: ignore[no-untyped-def]
     return total
 
 
-@kernel
-def add_up_rows(rows, indptr, indices, data):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for r in rows:
-        for p in range(indptr[r], indptr[r + 1]):
-            total += data[p] * (indices[p] & 1)
-    return total
-
-
-def drop_pages(values: np.ndarray) -> None:
-    """Hand the resident pages of a slice of a mapped array back to the system."""
-    start = values.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    size = values.ctypes.data + values.nbytes - start
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
-
-
 def make(path: Path, size: int) -> None:
     rng = np.random.default_rng(0)
     n_rows = size // (8 * ROW)
@@ -67,30 +48,13 @@ def make(path: Path, size: int) -> None:
             writer.append(lengths, rng.integers(0, N_FEATURES, nnz, np.int32), rng.random(nnz, np.float32))
 
 
-def stream_map(matrix: SparseMatrix, start: int, stop: int) -> float:
-    assert matrix.data is not None
-    indices, data = matrix.indices.map(), matrix.data.map()
-    total = 0.0
-    ends = matrix.indptr.read(start, stop + 1)
-    bounds = np.append(np.arange(ends[0], ends[-1], WINDOW // matrix.entry_bytes), ends[-1])
-    for a, b in itertools.pairwise(ends[np.searchsorted(ends, bounds)].tolist()):
-        total += add_up(indices[a:b], data[a:b])
-        drop_pages(indices[a:b])
-        drop_pages(data[a:b])
-    return total
-
-
-def stream_pread(matrix: SparseMatrix, start: int, stop: int) -> float:
+def stream(matrix: SparseMatrix, start: int, stop: int) -> float:
     return sum(add_up(block.indices, block.values) for block in matrix.blocks(WINDOW, start, stop))
 
 
-def gather_map(matrix: SparseMatrix, rows: np.ndarray) -> float:
-    assert matrix.data is not None
-    indptr, indices, data = matrix.indptr.map(), matrix.indices.map(), matrix.data.map()
-    return float(add_up_rows(rows, indptr, indices, data))
-
-
-def gather_pread(matrix: SparseMatrix, rows: np.ndarray) -> float:
+def gather(matrix: SparseMatrix, start: int, stop: int) -> float:
+    n = (stop - start) // 10
+    rows = start + np.sort(np.random.default_rng(start).choice(stop - start, n, replace=False)).astype(np.int64)
     buffer = Buffer(matrix, WINDOW // 8)
     step = WINDOW // (8 * ROW * 2)
     total = 0.0
@@ -109,11 +73,7 @@ def case(path: Path, name: str, threads: int) -> dict[str, float]:
     # compiled before the clock starts
     probe = matrix.block(0, 1)
     add_up(probe.indices, probe.values)
-    work = {"stream map": stream_map, "stream pread": stream_pread}
-    for k in ("gather map", "gather pread"):
-        work[k] = lambda m, a, b, k=k: {"gather map": gather_map, "gather pread": gather_pread}[k](
-            m, a + np.sort(np.random.default_rng(a).choice(b - a, (b - a) // 10, replace=False)).astype(np.int64)
-        )
+    work = {"stream": stream, "gather": gather}
     before = resident()
     workers = [threading.Thread(target=lambda a=a, b=b: work[name](SparseMatrix(path), a, b)) for a, b in parts]
     began = time.perf_counter()
@@ -139,7 +99,7 @@ def main(folder: Path, size: str, threads: int, one: str | None) -> None:
     if not path.exists():
         make(path, parse_size(size))
     print(f"{'case':14} {'cache':5} {'GB/s':>7} {'VmHWM MB':>9}   (before the work: MB)")
-    for name in ("stream map", "stream pread", "gather map", "gather pread"):
+    for name in ("stream", "gather"):
         for cache in ("cold", "warm"):
             if cache == "cold":
                 for file in path.rglob("c/*"):

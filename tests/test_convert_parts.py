@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from xmc_stream.convert import convert, convert_report, run
 from xmc_stream.convert.lines import files as text_module
 from xmc_stream.convert.lines.files import Buffers, TextRange, ranges
-from xmc_stream.store import assembly
+from xmc_stream.store import new_dataset as assembly
 from xmc_stream.store.dataset import open_dataset
 
 rng = np.random.default_rng(5)

@@ -20,8 +20,7 @@ from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import plain_array
-from xmc_stream.store.packing import PackedMatrixWriter, new_pack
-from xmc_stream.store.packs import pack_damage
+from xmc_stream.store.packing import PackedMatrixWriter, new_pack, pack_damage
 
 CHUNK = 64  # bytes, so that few values are several chunks
 

@@ -108,7 +108,6 @@ def test_lines_come_as_they_are_or_not_at_all(arrays: tuple[list[int], list[int]
         want = expected(indptr, indices, start, stop)
         assert got(lambda: matrix.block(start, stop)) == want
         assert got(lambda: matrix.block(start, stop, Buffer(matrix, len(indices)))) == want
-        assert got(lambda: matrix.mapped(start, stop, 0)) == want
         try:
             flat = [j for some, _ in matrix.windows(start, stop, size) for j in some.tolist()]
             assert flat == [j for line in want or [] for j in line]

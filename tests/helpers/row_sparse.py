@@ -13,8 +13,7 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.grouplasso.rows import ROWS, RowsWriter, new_rows
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
-from xmc_stream.store.names import copy_vocabulary
-from xmc_stream.store.selection import SELECTED
+from xmc_stream.store.names import SELECTED, copy_vocabulary
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from xmc_stream.convert.pieces import Piece, PieceWriter, work_folder
 from xmc_stream.convert.source import Part, Source
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.store import assembly
+from xmc_stream.store import new_dataset as assembly
 from xmc_stream.store.new_dataset import load_kernels
 from xmc_stream.store.places import fsync_folder
 

@@ -27,8 +27,8 @@ def taken_over(like: str | Path | Dataset | StoredModel) -> Like:
     from xmc_stream.store.dataset import Dataset, open_dataset
     from xmc_stream.store.inventory import refuse_broken_seal
     from xmc_stream.store.model import StoredModel, is_model
+    from xmc_stream.store.names import selected_of
     from xmc_stream.store.remote import as_path
-    from xmc_stream.store.selection import selected_of
 
     train: Dataset | StoredModel
     if isinstance(like, Dataset | StoredModel):

@@ -21,7 +21,7 @@ from xmc_stream.runtime.job import Job, Loop, Phase, Receipt, run_here
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import MARK, digest_of, make
 from xmc_stream.runtime.warmup import loading
-from xmc_stream.store import assembly
+from xmc_stream.store import new_dataset as assembly
 from xmc_stream.store.names import copy_names
 from xmc_stream.store.new_dataset import check_target
 from xmc_stream.system.memory import MemoryLimit, available_threads, format_size

@@ -28,16 +28,15 @@ from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.runtime.making import COMMAND, MARK, digest_of, made_before, make, refuse_all, stands
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.runtime.warmup import loading
-from xmc_stream.store import assembly
+from xmc_stream.store import new_dataset as assembly
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import FORMAT, SIZES, VERSION, Dataset, as_dataset, open_dataset
 from xmc_stream.store.encoding import COPY_BYTES, folder_bytes, index_dtype
 from xmc_stream.store.inventory import SEAL
-from xmc_stream.store.names import ROW_IDS, WRITER_BYTES, NamedIds, copy_folders, open_vectorizer
+from xmc_stream.store.names import ROW_IDS, SELECTED, WRITER_BYTES, NamedIds, copy_folders, open_vectorizer
 from xmc_stream.store.new_dataset import check_target, load_kernels
 from xmc_stream.store.places import target_path
 from xmc_stream.store.remote import link_or_copy
-from xmc_stream.store.selection import SELECTED
 from xmc_stream.system.memory import available_threads, peak_resident
 from xmc_stream.system.progress import working
 

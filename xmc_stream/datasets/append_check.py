@@ -12,9 +12,8 @@ from xmc_stream.datasets.check import windows
 from xmc_stream.errors import InputError
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import SEAL, refuse_broken_seal
-from xmc_stream.store.names import first_difference, open_vectorizer
+from xmc_stream.store.names import SELECTED, first_difference, open_vectorizer, selected_of
 from xmc_stream.store.nodes import attributes_of, understood
-from xmc_stream.store.selection import SELECTED, selected_of
 
 # of a vectorizer: where text and labels stood in the input, and what chose the vocabulary, which is compared itself
 _FIELDS = (

@@ -24,12 +24,19 @@ from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, as_dataset, open_
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype
 from xmc_stream.store.inventory import SEAL, seal
 from xmc_stream.store.matrix import stream
-from xmc_stream.store.names import WINDOW, copy_row_ids, select_names
+from xmc_stream.store.names import (
+    SELECTED,
+    WINDOW,
+    copy_row_ids,
+    n_converted,
+    read_selection,
+    select_names,
+    write_selection,
+)
 from xmc_stream.store.new_dataset import check_target, load_kernels
 from xmc_stream.store.nodes import Group
 from xmc_stream.store.places import target_path
 from xmc_stream.store.remote import link_or_copy
-from xmc_stream.store.selection import SELECTED, n_converted, read_selection, write_selection
 from xmc_stream.system.memory import MemoryLimit
 from xmc_stream.system.progress import current, working
 

@@ -39,12 +39,11 @@ from xmc_stream.store.inventory import LOGS, Inventory, log_damage, seal_damage,
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import FORMAT as MODEL
 from xmc_stream.store.model import LABEL_COUNTS, StoredModel
-from xmc_stream.store.names import ROW_IDS
+from xmc_stream.store.names import ROW_IDS, SELECTED, read_selection
 from xmc_stream.store.nodes import read_json
 from xmc_stream.store.predictions import FORMAT as PREDICTIONS
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.store.remote import as_path
-from xmc_stream.store.selection import SELECTED, read_selection
 from xmc_stream.system.memory import peak_resident
 from xmc_stream.system.progress import working
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels.csr import pwrite_lines
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.store.rawlines import WINDOW, read_lines
+from xmc_stream.store.chunks import WINDOW, read_lines
 from xmc_stream.system.stop import stop_if_unwanted
 
 _HOLE = 1 << 14  # bytes between lines that take less time to write than another call

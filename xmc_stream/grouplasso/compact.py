@@ -12,9 +12,8 @@ from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights, new_rows
 from xmc_stream.models.files import refuse_model
 from xmc_stream.store.inventory import LOGS, SEAL
 from xmc_stream.store.model import CHUNK_BYTES, COMPACTED, LABEL_COUNTS, begin_model, finish_model
-from xmc_stream.store.names import select_names
+from xmc_stream.store.names import SELECTED, n_converted, select_names, write_selection
 from xmc_stream.store.remote import copy_file
-from xmc_stream.store.selection import SELECTED, n_converted, write_selection
 from xmc_stream.system.memory import MemoryLimit
 
 if TYPE_CHECKING:

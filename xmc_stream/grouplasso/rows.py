@@ -30,8 +30,8 @@ from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import ChunkedArray, open_array, read_small
 from xmc_stream.store.encoding import ArrayWriter, new_store
 from xmc_stream.store.model import CHUNK_BYTES, StoredModel
+from xmc_stream.store.names import read_selection
 from xmc_stream.store.nodes import whole_of
-from xmc_stream.store.selection import read_selection
 
 ROWS = "units/rows"  # where a model has them: with what is checked when a training goes on
 WINDOW = 1 << 19  # weights that are read at a time where all are

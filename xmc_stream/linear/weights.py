@@ -6,7 +6,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,4 +179,4 @@ class LinearWeights(StoredModel):
     def classes(self, first: int, last: int) -> Block:
         """Weights of classes [first, last) of one unit."""
         unit = self.unit_of(first)
-        return self.unit_weights(unit).mapped(first - unit.first, last - unit.first, first)
+        return replace(self.unit_weights(unit).block(first - unit.first, last - unit.first), start=first)

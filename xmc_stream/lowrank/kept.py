@@ -22,8 +22,7 @@ from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.chunks import open_array
-from xmc_stream.store.packing import PackedArrayWriter, new_pack
-from xmc_stream.store.packs import pack_damage
+from xmc_stream.store.packing import PackedArrayWriter, new_pack, pack_damage
 
 # multiply-adds of a sparse product: some seven seconds of a processor, eleven where X has very many features
 WORK = 1 << 36

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.store.selection import SELECTED
+from xmc_stream.store.names import SELECTED
 from xmc_stream.system.memory import FEW_BYTES, MemoryLimit
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from xmc_stream.models.calibration import UNCHANGED, Calibration
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.model import COMPACTED, StoredModel
-from xmc_stream.store.selection import SELECTED, selected_of
+from xmc_stream.store.names import SELECTED, selected_of
 
 RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
-from xmc_stream.store.answers import last_answer_kept
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.store.model import UNIT
@@ -70,7 +70,7 @@ def implied_margin(parameters: PPDSparseParameters, dataset: Dataset) -> float |
     return MARGIN if guide_weight(parameters, dataset) else None
 
 
-@last_answer_kept
+@lru_cache(maxsize=8)
 def has_many_labels(dataset: Dataset) -> bool:
     """Whether so many labels have positives that groups of them are worth their while."""
     return int(dataset.positives_of_ranges(UNIT)[0].sum()) >= LEAST_LABELS

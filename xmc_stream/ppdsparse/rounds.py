@@ -39,9 +39,9 @@ from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.job import Job, Ledger, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import UNIT
 from xmc_stream.store.places import make_folder
-from xmc_stream.store.removal import remove_beside
 
 BROUGHT = ("fresh", "used")  # in receipts of solves: see `SolveJob`; of approximate searches alone
 
@@ -176,8 +176,9 @@ class Rounds:
             yield JoinSharesJob(self.problem, round_, unit, mine, str(self.state(f"solve-{round_}")), sums)
 
     def _drop_before(self, round_: int) -> None:
-        """Remove what a round was made from and is needed no more, while what follows is at work."""
-        remove_beside(self.state(f"solve-{round_ - 1}"), self.state(f"search-{round_}"))
+        """Remove what a round was made from and is needed no more."""
+        for state in (f"solve-{round_ - 1}", f"search-{round_}"):
+            remove(self.state(state))
 
     def search(self, round_: int, kind: str, solves: list[Receipt]) -> Generator[Phase, list[Receipt], Found]:
         """Search all rows for violators of all open classes: one pass over the rows for each class block.

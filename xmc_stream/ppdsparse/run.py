@@ -36,7 +36,6 @@ from xmc_stream.ppdsparse.state import UnitState, open_gap, update_statistics
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.store.model import HALVES
 from xmc_stream.store.places import make_folder
-from xmc_stream.store.removal import wait_for_removals
 
 # the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched
 STARTED = "warm_start_labels"
@@ -222,7 +221,6 @@ class PPDSparseRun(Rounds):
         ]  # fmt: skip
         implied = yield from self._find_implied()
         receipts = yield Phase("finalise", jobs, WRITING, self._outline.span("finalise"), twice=True)
-        wait_for_removals()
         groups = self.ledger.get(GUIDE)
         return {
             "rounds": round_,

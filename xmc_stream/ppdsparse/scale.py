@@ -12,7 +12,6 @@ from xmc_stream.ppdsparse.all_rows import takes_all_rows
 from xmc_stream.ppdsparse.groups import has_many_labels
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.runtime.plan import MIB
-from xmc_stream.store.answers import last_answer_kept
 from xmc_stream.store.dataset import Dataset
 
 _PAIRS = 256  # of rows that are compared: the mean is then within some per cent
@@ -39,7 +38,7 @@ def least_weight(parameters: PPDSparseParameters, dataset: Dataset) -> float:
     )
 
 
-@last_answer_kept
+@lru_cache(maxsize=8)
 def _mean_norm(dataset: Dataset) -> float:
     """Of the rows."""
     n, step = dataset.n_samples, MIB // 4

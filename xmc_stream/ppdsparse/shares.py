@@ -29,7 +29,6 @@ from xmc_stream.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, WRITER_BYTES, UnitState, new_unit_state
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
-from xmc_stream.store.answers import last_answer_kept
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
 
@@ -161,7 +160,6 @@ class JoinSharesJob:
         }
 
 
-@last_answer_kept
 def solve_plan(
     dataset: Dataset, plan: MemoryPlan, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
     of_samples: bool = False, guided: bool = False,

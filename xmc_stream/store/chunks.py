@@ -1,14 +1,11 @@
 """Reading 1-D zarr arrays: the chunk files themselves where they are plain, through zarr where they are not.
 
-`read` fills private buffers by pread; `map` puts all chunk files of an array behind one contiguous address range.
+`read` fills private buffers by pread.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +24,6 @@ from xmc_stream.system.stop import stop_if_unwanted
 if TYPE_CHECKING:  # see nodes: what is plain does without it
     import zarr
 
-_PROT_NONE, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0, 0x02, 0x10, 0x20, 0x4000
 _CHECKSUM_BYTES = 4
 _OPEN_FILES = 64  # of one array
 _TAKES_ADVICE = hasattr(os, "posix_fadvise")
@@ -46,9 +42,9 @@ _PIECE = 1 << 17  # bytes asked for at a time: of more the kernel reads no more 
 class ChunkedArray:
     """A 1-D array of a store, read by ranges.
 
-    bytes_read counts what `read` returned. Reading and mapping open only the chunk files of their ranges, and raise
-    StoreError for one that is missing or not of its full size (behind a map a short file would kill the process), and
-    for ranges that are not the array's, which only another array that is damaged asks for.
+    bytes_read counts what `read` returned. Reading opens only the chunk files of its ranges, and raises StoreError for one
+    that is missing or not of its full size, and for ranges that are not the array's, which only another array that is
+    damaged asks for. path: of an array whose chunk files are plain; None where zarr reads it.
     """
 
     def __init__(self, array: zarr.Array[Any] | PlainArray) -> None:
@@ -65,13 +61,12 @@ class ChunkedArray:
                 raise StoreError(
                     f"{array.store_path} has shape {array.shape} and type {array.dtype}: no row of numbers"
                 )
-            self.size, self.chunk, self.path = int(array.shape[0]), int(array.chunks[0]), _local_path(array)
-            if self.path is None and is_mirrored(str(array.store_path)):
+            self.size, self.chunk, self.path = int(array.shape[0]), int(array.chunks[0]), None
+            if is_mirrored(str(array.store_path)):
                 raise StoreError(
                     f"{array.store_path} is compressed, and behind a URL only plain arrays are read: make the store again"
                 )
-            large = self.path is None and self.chunk_bytes > _THROUGH_ZARR
-            if large or self.n_chunks > _MOST_CHUNKS:
+            if self.chunk_bytes > _THROUGH_ZARR or self.n_chunks > _MOST_CHUNKS:
                 raise StoreError(
                     f"{array.store_path}: {self.n_chunks} chunks of {self.chunk} items are too many, or too large, to be "
                     "read whole"
@@ -358,44 +353,6 @@ class ChunkedArray:
         for k in range(0 if self.path is None else self.n_chunks):
             self.verify_chunk(k)
 
-    def map(self) -> NDArray[Any]:
-        """The whole array behind one read-only address range; nothing is read until it is touched.
-
-        Elsewhere than on Linux, and for arrays that are not plain local files, the array is read instead.
-        """
-        chunk_bytes = self.chunk_bytes
-        # a chunk begins with a page: with its file, or behind another one that ends with a page
-        fits = self._places is None and (self.n_chunks == 1 or chunk_bytes % mmap.PAGESIZE == 0)
-        if self.path is None or not sys.platform.startswith("linux") or not fits or not self.size:
-            values = self.read(0, self.size)
-            values.flags.writeable = False
-            return values
-        self.check_sizes()
-        self._ask_for(0, self.size)
-        total = self.n_chunks * chunk_bytes
-        libc = _libc()
-        reserve = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
-        base = libc.mmap(None, total, _PROT_NONE, reserve, -1, 0)
-        if base in (None, ctypes.c_void_p(-1).value):
-            raise StoreError(
-                f"{self.path}: no address range of {total} bytes to map it; raise the limit on virtual memory"
-            )
-        for k in range(self.n_chunks):
-            self._compare_once(k)
-            fd = open_file(self.chunk_file(k))
-            try:
-                got = libc.mmap(base + k * chunk_bytes, chunk_bytes, mmap.PROT_READ, _MAP_PRIVATE | _MAP_FIXED, fd, 0)
-            finally:
-                os.close(fd)
-            if got != base + k * chunk_bytes:
-                libc.munmap(base, total)
-                raise StoreError(f"{self.chunk_file(k)} cannot be mapped: {os.strerror(ctypes.get_errno())}")
-        owner = (ctypes.c_char * total).from_address(base)
-        weakref.finalize(owner, libc.munmap, base, total)
-        values = np.frombuffer(memoryview(owner), self.dtype, self.size)
-        values.flags.writeable = False
-        return values
-
 
 def described(path: Path) -> PlainArray | zarr.Array[Any]:
     """What the array in a folder is. Raises StoreError where there is none."""
@@ -469,29 +426,69 @@ def clip_ranges(
     return firsts + skipped, np.clip(high - begins, 0, counts) - skipped
 
 
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc
-
-
 def _close_all(files: dict[int, int]) -> None:
     while files:
         os.close(files.popitem()[1])
 
 
-def _local_path(array: zarr.Array[Any]) -> Path | None:
-    """The folder of a local array whose chunk files are its plain values and a checksum, else None."""
-    import zarr
-    from zarr.codecs import BytesCodec, Crc32cCodec
+NARROW_BOUND = 1 << 16  # indices below it fit into two bytes
+# kernels are compiled for one type of indices and one of values: what is narrower on disk is widened as it is read
+_WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.uint16): np.dtype(np.int32),
+    np.dtype(np.float16): np.dtype(np.float32),
+}
+_WIDENED = 1 << 16  # items that are widened at a time
 
-    metadata = array.metadata
-    if metadata.zarr_format != 3 or not isinstance(array.store, zarr.storage.LocalStore):
-        return None
-    codecs = [codec for codec in metadata.codecs if not isinstance(codec, Crc32cCodec)]
-    plain = len(codecs) == 1 and isinstance(codecs[0], BytesCodec) and len(metadata.codecs) == 2
-    if not plain or array.dtype.byteorder == ">" or metadata.chunk_key_encoding.name != "default":
-        return None
-    return Path(array.store.root) / array.path
+
+class WidenedArray(ChunkedArray):
+    """An array whose items take two bytes on disk and four in memory: indices below 65,536, or weights of 16 bits.
+
+    dtype: what it is read as. bytes_read, chunk_bytes: of the disk.
+    """
+
+    def __init__(self, array: zarr.Array[Any] | PlainArray) -> None:
+        super().__init__(array)
+        self._stored = np.dtype(self.dtype)
+        self.dtype = _WIDE[self._stored]
+
+    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Items [start, stop) in a private array, or in `out[: stop - start]`."""
+        n = self._count(start, stop, out)
+        out = np.empty(n, self.dtype) if out is None else out[:n]
+        piece = np.empty(min(n, _WIDENED), self._stored)
+        for low in range(start, stop, _WIDENED):
+            high = min(low + _WIDENED, stop)
+            out[low - start : high - start] = super().read(low, high, piece)
+        return out
+
+    def read_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Items [first, first + count) of each range: see `ChunkedArray.read_ranges`. They are held in both types."""
+        narrow = np.empty(len(out), self._stored)
+        super().read_ranges(firsts, counts, narrow)
+        out[:] = narrow
+
+
+def widened(array: zarr.Array[Any] | PlainArray) -> ChunkedArray:
+    """An array to be read, widened where it is narrow."""
+    return WidenedArray(array) if array.dtype in _WIDE else ChunkedArray(array)
+
+
+WINDOW = 1 << 18  # bytes of a file of lines that are read at once
+_MOST_LINES = 1 << 24  # bytes of lines between two looks whether to stop
+
+
+def read_lines(fd: int, path: Path, lines: NDArray[np.int64], staging: NDArray[np.uint8], out: NDArray[Any]) -> None:
+    """Fill `out` (n x values) with lines of a plain file of lines of one length; they ascend.
+
+    staging: WINDOW bytes, or a line if that is longer. Raises StoreError where the file ends early or cannot be read.
+    """
+    from xmc_stream.kernels.csr import pread_ranges
+
+    data, length = out.reshape(-1).view(np.uint8), out.itemsize * out.shape[1]
+    step = max(1, _MOST_LINES // length)
+    for low in range(0, len(lines), step):
+        stop_if_unwanted()
+        some = lines[low : low + step].astype(np.int64, copy=False)
+        room = data[low * length : (low + len(some)) * length]
+        if not pread_ranges(fd, some, np.ones(len(some), np.int64), length, _HOLE // length, 0, WINDOW, staging, room):
+            raise StoreError(f"{path} ends early or cannot be read: run the same command again, it goes on")

@@ -14,7 +14,7 @@ import hashlib
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,12 +25,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
-from xmc_stream.store.chunks import ChunkedArray, open_array
+from xmc_stream.store.chunks import NARROW_BOUND, ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
 from xmc_stream.store.places import fsync, fsync_folder, replace
-from xmc_stream.store.remote import link_file, link_or_copy, local_path, size_of
-from xmc_stream.store.widened import NARROW_BOUND
+from xmc_stream.store.remote import link_or_copy, local_path, size_of
 from xmc_stream.system.folders import outlives_process
 from xmc_stream.system.stop import copy_name, stop_if_unwanted, work_name
 
@@ -43,6 +42,7 @@ _AT_A_TIME = 8  # files that are made durable beside each other
 
 Attributes = Mapping[str, Any]
 Encoding = Literal["csr_matrix", "csc_matrix"]
+Shape = tuple[Any, Any]  # of a matrix that is written: the number of its lines may be None
 
 
 def index_dtype(bound: int) -> np.dtype[np.signedinteger[Any]]:
@@ -96,20 +96,6 @@ class ArrayWriter:
             view = view[n:]
             if self._filled == self._chunk_bytes:
                 self._end_chunk()
-
-    def link(self, source: ChunkedArray) -> None:
-        """Add all values of a stored array by hard links to its chunk files.
-
-        Raises StoreError where chunks differ in size or type, or are not full, there or here.
-        """
-        if not self._takes_chunks_of(source) or source.size % source.chunk:
-            raise StoreError(f"{source.path} cannot be linked: its chunks, or those before it, are not full; copy it")
-        for k in range(source.n_chunks):
-            link_file(source.chunk_file(k), self._folder / "c" / str(self._chunks))
-            self._crcs.append(source.stored_crc(k))
-            self._chunks, self._filled = self._chunks + 1, self._chunk_bytes
-        for start in range(0, source.size, _PIECE):
-            self._hash.update(source.read(start, min(start + _PIECE, source.size)).data)
 
     def extend(self, source: ChunkedArray, start: int = 0) -> None:
         """Add the values of a stored array from `start` on, of chunks that are compared with their checksums first.
@@ -193,23 +179,34 @@ def cut_evenly(group: Group, name: str) -> None:
     (group.path / f"{name}.again").rename(group.path / name)
 
 
-class Appending(Protocol):
+class Writer(Protocol):
     """What writes an array."""
 
     def append(self, values: NDArray[Any]) -> None: ...
 
 
 class LineWriter:
-    """Appends the rows of a new CSR matrix, or the columns of a CSC matrix (called lines here), to its three arrays.
+    """Appends the rows of a new CSR matrix, or the columns of a CSC matrix (called lines here), to its arrays.
 
-    data None: every value is one. lines, nnz: so far.
+    name: of the matrix, for messages. shape: the number of lines may be None, as it is not known before the end. lines,
+    nnz: so far.
     """
 
-    def __init__(self, indptr: Appending, indices: Appending, data: Appending | None) -> None:
-        self._indptr, self._indices, self._data = indptr, indices, data
+    def __init__(self, name: object, encoding: Encoding, shape: Shape) -> None:
+        self._name, self._encoding = name, encoding
+        self._n_lines, self._bound = shape if encoding == "csr_matrix" else shape[::-1]
+        self.lines = self.nnz = 0
+
+    def _begin(self, arrays: Sequence[Writer]) -> None:
+        """arrays: indptr, indices and, if not every value is one, data."""
+        self._indptr, self._indices, *self._data = arrays
         self._indptr.append(np.zeros(1, np.int64))
-        self.lines = 0
-        self.nnz = 0
+
+    def _end(self) -> tuple[int, int]:
+        """The shape, when all lines are there."""
+        if self._n_lines not in (None, self.lines):
+            raise StoreError(f"{self._name}: {self.lines} lines were written where {self._n_lines} were promised")
+        return (self.lines, self._bound) if self._encoding == "csr_matrix" else (self._bound, self.lines)
 
     def append(self, lengths: NDArray[Any], indices: NDArray[Any], data: NDArray[Any] | None = None) -> None:
         """Add lines: lengths (n,), and the indices (sorted, unique in a line) and values of all of them in turn.
@@ -219,8 +216,9 @@ class LineWriter:
         ends = self.nnz + np.cumsum(lengths, dtype=np.int64)
         self._indptr.append(ends)
         self._indices.append(indices)
-        if self._data is not None and data is not None:
-            self._data.append(data)
+        if data is not None:
+            for values in self._data:
+                values.append(data)
         self.lines += len(lengths)
         self.nnz += len(indices)
 
@@ -233,8 +231,9 @@ class LineWriter:
             self.nnz += int(ends[-1] - ends[0])
         for indices, data in source.windows(start, stop, _PIECE):
             self._indices.append(indices)
-            if self._data is not None and data is not None:
-                self._data.append(data)
+            if data is not None:
+                for values in self._data:
+                    values.append(data)
 
 
 class MatrixWriter(LineWriter):
@@ -249,42 +248,31 @@ class MatrixWriter(LineWriter):
         self,
         group: Group,
         encoding: Encoding,
-        shape: tuple[int | None, int] | tuple[int, int | None],
+        shape: Shape,
         data_dtype: DTypeLike | None = np.float32,
         chunk_bytes: int = CHUNK_BYTES,
         narrow: bool = False,
     ) -> None:
-        self._folder = group.path
-        self._encoding = encoding
-        n_lines, bound = shape if encoding == "csr_matrix" else shape[::-1]
-        if bound is None:
-            raise ValueError("the length of a line must be known")
-        self._n_lines: int | None = n_lines
-        self._bound = bound
-        self._chunk_bytes = chunk_bytes
-        indptr = ArrayWriter(group, "indptr", np.int64, chunk_bytes)
+        super().__init__(group.path, encoding, shape)
+        self._folder, self._chunk_bytes, bound = group.path, chunk_bytes, self._bound
         stored = np.dtype(np.uint16) if narrow and bound <= NARROW_BOUND else index_dtype(bound)
-        indices = ArrayWriter(group, "indices", stored, chunk_bytes)
-        data = None if data_dtype is None else ArrayWriter(group, "data", data_dtype, chunk_bytes)
-        self._arrays = [indptr, indices] if data is None else [indptr, indices, data]
+        kinds = {"indptr": np.int64, "indices": stored, "data": data_dtype}
+        self._arrays = [ArrayWriter(group, name, kind, chunk_bytes) for name, kind in kinds.items() if kind is not None]
         self.fingerprint = ""
-        super().__init__(indptr, indices, data)
+        self._begin(self._arrays)
 
     def link(self, source: SparseMatrix) -> None:
-        """Add all lines of a stored matrix; their indices and values by hard links, see `ArrayWriter.link`."""
+        """Add all lines of a stored matrix; their indices and values by hard links, see `ArrayWriter.extend`."""
         for start in range(0, source.n_lines, _PIECE):
             self._indptr.append(source.ends(start, min(start + _PIECE, source.n_lines))[1:] + self.nnz)
         for mine, theirs in zip(self._arrays[1:], source.arrays()[1:], strict=True):
-            mine.link(theirs)
+            mine.extend(theirs)
         self.lines += source.n_lines
         self.nnz += source.nnz
 
     def close(self) -> None:
         """Write what is buffered and the attributes that make the group a matrix."""
-        if self._n_lines not in (None, self.lines):
-            raise StoreError(f"{self._folder}: {self.lines} lines were written where {self._n_lines} were promised")
-        hashes = [array.close() for array in self._arrays]
-        shape = (self.lines, self._bound) if self._encoding == "csr_matrix" else (self._bound, self.lines)
+        shape, hashes = self._end(), [array.close() for array in self._arrays]
         self.fingerprint = finish_matrix(self._folder, self._encoding, shape, self.nnz, hashes, self._chunk_bytes)
 
 
@@ -404,16 +392,11 @@ def number_of(path: Path) -> int:
 
 def remove(path: Path) -> None:
     """Remove a folder, if it is there, under another name: a process killed at it leaves no half of it under its own."""
-    remove_tree(set_aside(path))
-
-
-def set_aside(path: Path) -> Path:
-    """Give a folder, if it is there, a name that nobody reads, to be removed; returns that."""
     old = path.with_name(path.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     with suppress(FileNotFoundError):
         path.rename(old)
-    return old
+    remove_tree(old)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import ChunkedArray, are_apart, described, open_array
+from xmc_stream.store.chunks import ChunkedArray, are_apart, described, open_array, widened
 from xmc_stream.store.nodes import PlainArray, attributes_of, is_whole
-from xmc_stream.store.widened import widened
 
 if TYPE_CHECKING:
     import zarr
@@ -256,13 +255,6 @@ class SparseMatrix:
         if n and not 0 <= indices.min() <= indices.max() < self.bound:
             raise self._damaged("some indices stand")
         return indices, data
-
-    def mapped(self, start: int, stop: int, first: int) -> Block:
-        """Lines [start, stop), numbered from `first` on, behind memory maps."""
-        indptr = self.ends(start, stop)
-        a, b = int(indptr[0]), int(indptr[-1])
-        data = None if self.data is None else self.data.map()[a:b]
-        return self._checked(Block(first, indptr - a, self.indices.map()[a:b], data))
 
     def blocks(self, max_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[Block]:
         """Consecutive blocks of max_bytes (entries and 8 bytes a line) over lines [start, stop): see `stream`."""

@@ -10,17 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import open_array, read_small
+from xmc_stream.store.chunks import NARROW_BOUND, open_array, read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.digest import StoredArrays
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, publish, remove_unfinished
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
-from xmc_stream.store.names import Names, open_names
+from xmc_stream.store.names import SELECTED, Names, open_names
 from xmc_stream.store.nodes import Group, attributes_of, read_json, whole_of
 from xmc_stream.store.places import make_folder
 from xmc_stream.store.remote import as_path
-from xmc_stream.store.selection import SELECTED
-from xmc_stream.store.widened import NARROW_BOUND
 
 FORMAT = "xmc_stream model"
 VERSION = 3  # of a model with weights by class whose indices, or weights, take two bytes

@@ -3,6 +3,10 @@
 Names are a group of two arrays: `bytes`, the UTF-8 of all names in turn, and `ends`, where each ends in it. The rows'
 own ids, of a dataset or of predictions, are stored likewise. A vectorizer is a group with its options as attributes and
 the array `idf`, in the order of the features.
+
+A store of selected features has an array of their ids, ascending, by the name of the attribute SELECTED: which features of
+wider data its columns are. The attribute says how many features there were ("of") and has a hash of the ids: two stores of
+one attribute have the same columns.
 """
 
 from __future__ import annotations
@@ -19,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import ChunkedArray, are_apart, compare_arrays, open_array
+from xmc_stream.store.chunks import ChunkedArray, are_apart, compare_arrays, open_array, read_small
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, new_store
-from xmc_stream.store.nodes import Group, attributes_of, understood
+from xmc_stream.store.nodes import Group, attributes_of, is_whole, understood
 from xmc_stream.store.remote import copy_file
-from xmc_stream.store.selection import SELECTED
 
 CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array
 WRITER_BYTES = 2 * 3 * CHUNK_BYTES  # two arrays: a chunk, its padded and its checksummed copy
 ROW_IDS = "row_ids"
+SELECTED = "selected_features"
 WINDOW = 2**13  # names read at a time
 _WINDOW_BYTES = 2**19  # of which at most so many bytes, or one name
 _MOST_BYTES = 2**28  # of a name, and of names that are taken at once
@@ -320,3 +324,41 @@ def select_names(source: Path, target: Path, features: NDArray[np.int64]) -> Non
             for start in range(0, len(features), WINDOW):
                 writer.append([name.encode() for name in names.take(features[start : start + WINDOW])])
     copy_folders(source, target, ("names/labels",))
+
+
+def write_selection(work: Path, features: NDArray[np.int64], of: int) -> dict[str, Any]:
+    """Put the ids of the features (ascending, of so many) into a store under construction; returns its attribute."""
+    array = ArrayWriter(Group(work), SELECTED, np.int64, CHUNK_BYTES)
+    array.append(features)
+    digest = array.close()
+    fsync_tree(work / SELECTED)
+    return {SELECTED: {"of": of, "sha256": digest}}
+
+
+def selected_of(attributes: Mapping[str, Any]) -> int | None:
+    """How many features the data had of which a store has some; None for a store of all. Raises StoreError."""
+    about = attributes.get(SELECTED)
+    if about is None:
+        return None
+    if not isinstance(about, dict) or not is_whole(about.get("of"), 0):
+        raise StoreError(f"the attribute {SELECTED} is not understood: the store is damaged; make it again")
+    return int(about["of"])
+
+
+def n_converted(attributes: Mapping[str, Any]) -> int:
+    """How many features the data of a dataset or model had when they were converted. Raises StoreError."""
+    of = selected_of(attributes)
+    return int(attributes["n_features"]) if of is None else of
+
+
+def read_selection(path: Path, attributes: Mapping[str, Any], n: int) -> NDArray[np.int64] | None:
+    """The ids of a store's n features in the data they were selected from; None for a store of all features."""
+    of = selected_of(attributes)
+    if of is None:
+        return None
+    features = read_small(path, SELECTED, n, np.int64)
+    if n and not (features[0] >= 0 and features[-1] < of and (np.diff(features) > 0).all()):
+        raise StoreError(
+            f"{path / SELECTED} has no {n} features of {of} in ascending order: the store is damaged; make it again"
+        )
+    return features

@@ -6,21 +6,24 @@ thousand of them. What is not plain (compressed, of other formats, behind a URL)
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
 from xmc_stream.errors import StoreError, XmcStreamError, in_urls
-from xmc_stream.store.packs import member
 from xmc_stream.store.remote import open_file
+from xmc_stream.system.files import regular
 
 _NAME = "zarr.json"
 _MOST_BYTES = 1 << 24  # of a zarr.json: what is parsed takes some twenty times as much memory
@@ -246,7 +249,7 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
     try:
         about = read_json(path / _NAME)
     except NotADirectoryError:  # it may lead into a pack
-        found = member(path)
+        found = _member(path)
         if found is None:
             return None
         about = {**found[1], "pack": str(found[0])}
@@ -256,8 +259,67 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
     return about if whole else None
 
 
+LENGTH_BYTES, CHECKSUM_BYTES = 8, 4  # at the end of a pack: of its index, and its checksum
+_END = LENGTH_BYTES + CHECKSUM_BYTES
+Index = dict[str, dict[str, Any]]  # of a pack (see `packing`): what the zarr.json of each member would say
+
+
+def _member(path: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The pack that a path leads into, and what its index says of the member there; None where there is none.
+
+    Raises StoreError for a pack that is damaged.
+    """
+    for above in path.parents:
+        try:
+            found = os.stat(above)
+        except (FileNotFoundError, NotADirectoryError):  # it is below the pack, or there is nothing
+            continue
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        index = _index(above, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+        about = index.get(path.relative_to(above).as_posix())
+        return None if about is None else (above, about)
+    return None
+
+
+@functools.lru_cache(maxsize=8)  # members of a pack are opened one after another
+def _index(pack: Path, as_it_is: tuple[int, ...]) -> Index:
+    """`read_index`, once for a file as it is: device, number, size and time of its last change."""
+    return read_index(pack)
+
+
+def read_index(pack: Path) -> Index:
+    """What a pack holds, by name. Raises StoreError where it is damaged."""
+    damaged = StoreError(
+        f"{pack} fails its checksum: it was cut short or changed while the run was at it; run it again"
+    )
+    with open(pack, "rb", opener=regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - _END))
+        end = file.read(_END)
+        length = int.from_bytes(end[:LENGTH_BYTES], "little")
+        if len(end) < _END or length > size - _END:
+            raise damaged
+        file.seek(size - _END - length)
+        text = file.read(length)
+    if google_crc32c.value(text + end[:LENGTH_BYTES]) != int.from_bytes(end[LENGTH_BYTES:], "little"):
+        raise damaged
+    index: Index = json.loads(text)
+    return index
+
+
 def _write(folder: Path, about: Mapping[str, Any]) -> None:
     work = f"{folder / _NAME}.partial"  # whoever is killed here leaves the file whole
     with open(work, "wb") as file:
         file.write(json.dumps(about).encode())
     os.replace(work, folder / _NAME)
+
+
+def open_foreign(path: Path) -> Any:
+    """A zarr group that others wrote, of version 2 or 3, for reading. Raises StoreError where there is none."""
+    import zarr
+
+    try:
+        return zarr.open_group(path, mode="r")
+    except (FileNotFoundError, ValueError, KeyError, zarr.errors.GroupNotFoundError):
+        raise StoreError(f"{path} is not a zarr group: check the name") from None

@@ -1,4 +1,13 @@
-"""Writing packs: several arrays that grow beside each other, into one file (see `packs`)."""
+"""Packs: groups and arrays in one file, for what a run keeps between its jobs.
+
+In folders of its own an array takes two files and two folders, and each of them an fsync of some milliseconds; a pack
+takes one. It is read as a folder is: `nodes` describes what lies at PACK/active/indices as if PACK were a folder.
+
+Chunks of 256 KiB (an array that has one only: of its size) stand in the order in which they were full, each with its
+crc32c behind it, at multiples of eight. Behind the last one stands the index, a JSON object: of each member what its
+zarr.json would say, of an array also where its chunks begin (`places`). Then, little-endian, the length of the index
+(8 bytes) and the crc32c of index and length (4 bytes). `nodes` reads it.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +23,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.encoding import Encoding, LineWriter, index_dtype, naming, remove
-from xmc_stream.store.packs import CHECKSUM_BYTES, LENGTH_BYTES, Index
+from xmc_stream.store.encoding import Encoding, LineWriter, Shape, index_dtype, naming, remove
+from xmc_stream.store.nodes import CHECKSUM_BYTES, LENGTH_BYTES, Index, read_index
 from xmc_stream.store.places import fsync_folder
 from xmc_stream.system.folders import outlives_process
 from xmc_stream.system.stop import stop_if_unwanted, work_name
@@ -107,29 +116,24 @@ class PackedArrayWriter:
 
 
 class PackedMatrixWriter(LineWriter):
-    """Appends the lines of a new matrix in a pack: `LineWriter`. shape: the number of lines may be None, as it is not known."""
+    """Appends the lines of a new matrix in a pack: see `LineWriter`."""
 
     def __init__(
-        self, pack: PackWriter, name: str, encoding: Encoding,
-        shape: tuple[int | None, int] | tuple[int, int | None], data_dtype: DTypeLike,
+        self, pack: PackWriter, name: str, encoding: Encoding, shape: Shape, data_dtype: DTypeLike
     ) -> None:  # fmt: skip
-        n_lines, bound = shape if encoding == "csr_matrix" else shape[::-1]
-        if bound is None:
-            raise ValueError("the length of a line must be known")
-        kinds = {"indptr": np.dtype(np.int64), "indices": index_dtype(bound), "data": np.dtype(data_dtype)}
+        super().__init__(name, encoding, shape)
+        kinds: dict[str, DTypeLike] = {"indptr": np.int64, "indices": index_dtype(self._bound), "data": data_dtype}
         self._arrays = [PackedArrayWriter(pack, f"{name}/{array}", kind) for array, kind in kinds.items()]
-        self._pack, self._name, self._encoding = pack, name, encoding
-        self._n_lines, self._bound = n_lines, bound
-        super().__init__(*self._arrays)
+        self._pack = pack
+        self._begin(self._arrays)
 
     def close(self) -> None:
         """Write what is held, and what makes it a matrix."""
-        if self._n_lines not in (None, self.lines):
-            raise StoreError(f"{self._name}: {self.lines} lines were written where {self._n_lines} were promised")
+        shape = list(self._end())
         for array in self._arrays:
             array.close()
-        shape = [self.lines, self._bound] if self._encoding == "csr_matrix" else [self._bound, self.lines]
-        self._pack.group(self._name, {"encoding-type": self._encoding, "encoding-version": "0.1.0", "shape": shape})
+        about = {"encoding-type": self._encoding, "encoding-version": "0.1.0", "shape": shape}
+        self._pack.group(str(self._name), about)
 
 
 @contextmanager
@@ -161,3 +165,21 @@ def new_pack(path: Path, durable: bool = True) -> Iterator[PackWriter]:
         with suppress(OSError):
             work.unlink()
         raise
+
+
+def pack_damage(pack: Path) -> str:
+    """What is first found to be damaged in a pack, or nothing: its index, or a chunk."""
+    try:
+        index = read_index(pack)
+        with open(pack, "rb") as file:
+            for about in index.values():
+                for place in about.get("places", ()):
+                    file.seek(place)
+                    chunk = file.read(about["chunk"] * np.dtype(about["data_type"]).itemsize)
+                    if google_crc32c.value(chunk) != int.from_bytes(file.read(CHECKSUM_BYTES), "little"):
+                        return f"{pack} fails its checksum"
+    except StoreError:
+        return f"{pack} fails its checksum"
+    except OSError as error:
+        return f"{pack} cannot be read ({error.strerror})"
+    return ""

@@ -176,24 +176,20 @@ def fetch_to(source: Path, target: Path) -> None:
     _download(file_system(url)[0], url, target, size)
 
 
-def link_file(source: str | Path, target: str | Path) -> None:
-    """One file of two stores, as no file of a finished store is written again; a copy of what was fetched, which may go."""
-    if is_mirrored(source):
-        copy_file(source, target)
-    else:
-        os.link(source, target)
-
-
 def link_or_copy(source: str | Path, target: str | Path) -> bool:
-    """`link_file`, and a copy where the file system has no hard link to it either; whether it is one file."""
-    try:
-        link_file(source, target)
-        return not is_mirrored(source)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:  # above all where `target` is there: it may be the very file
-            raise
-        copy_file(source, target)
-        return False
+    """One file of two stores, as no file of a finished store is written again; whether it is one.
+
+    A copy of what was fetched, which may go, and where the file system has no hard link to it.
+    """
+    if not is_mirrored(source):
+        try:
+            os.link(source, target)
+            return True
+        except OSError as error:
+            if error.errno not in _NO_LINKS:  # above all where `target` is there: it may be the very file
+                raise
+    copy_file(source, target)
+    return False
 
 
 def ask_for(files: Sequence[Path]) -> bool:

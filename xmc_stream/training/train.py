@@ -35,7 +35,7 @@ from xmc_stream.store.model import (
     model_attributes,
     write_label_counts,
 )
-from xmc_stream.store.names import copy_vocabulary
+from xmc_stream.store.names import SELECTED, copy_vocabulary
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.places import (
     LEDGER,
@@ -46,8 +46,6 @@ from xmc_stream.store.places import (
     target_path,
     work_folder,
 )
-from xmc_stream.store.removal import wait_for_removals
-from xmc_stream.store.selection import SELECTED
 from xmc_stream.system.memory import available_threads, peak_resident
 from xmc_stream.system.progress import LOG, Progress, working
 from xmc_stream.training.decide import decided_on
@@ -111,7 +109,6 @@ class Training:
         self.start = {} if start is None else {"warm_start": start.digest()}
         self.identity = self._identity()
         wait_for_interrupted()
-        wait_for_removals()
         refuse_foreign_names(path, LEDGER)
         put_back(path)
         if path.exists():

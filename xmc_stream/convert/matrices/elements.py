@@ -29,7 +29,7 @@ def opened(path: str | Path, name: str = "") -> Iterator[Any]:
     with ExitStack() as stack:
         try:
             if path.is_dir():
-                from xmc_stream.store.foreign import open_foreign
+                from xmc_stream.store.nodes import open_foreign
 
                 root = open_foreign(path)
             else:
