@@ -258,7 +258,7 @@ def growth(folder: Path, sizes: tuple[int, ...], warm: int, steps: int, rank: in
                 first, state = warm, folder / f"growth-{variant}.state"
                 if oracle == oracles_[0]:
                     seconds_a_step(dataset, learner, p, 0, warm, seed)
-                    learner.store(state)
+                    learner.store(state, {})
                 else:
                     learner.load(state)
                     seconds_a_step(dataset, learner, p, first, first + 1, seed)  # compiled

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.cuts import CutError
 from reference import lowrank as twin
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
+from xmc_stream.factors.begun import Begun
 from xmc_stream.factors.factors import Factor, new_factors
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import Learned
-from xmc_stream.lowrank.newton import Newton, run_alone, trust_region
+from xmc_stream.lowrank.newton import run_alone, trust_region
 from xmc_stream.lowrank.parameters import LOSSES, LEMLParameters
 from xmc_stream.lowrank.scale import ScaleJob
-from xmc_stream.lowrank.solver import Descent, loss_curvatures, loss_slopes, loss_values, solve_columns
+from xmc_stream.lowrank.solver import Descent, loss_curvatures, loss_slopes, loss_values
 from xmc_stream.lowrank.w_step import WStep, _Pairs
+from xmc_stream.runtime import portion
 from xmc_stream.runtime.job import Notes, run_here
 
 LIMIT = "4GB"  # bounds the whole process of the tests
@@ -78,7 +82,6 @@ class Dense:
     def __init__(self, loss: str, X: Any, Y: Any, H: Any, lam: float) -> None:
         self.loss, self.X, self.true, self.H, self.lam = loss, X, Y > 0, H, lam
         self.values: list[float] = []
-        self.folder: Path | None = None  # for what is kept of each product
 
     def _z(self, w: Any) -> Any:
         return self.X @ w.reshape(self.X.shape[1], -1) @ self.H.T
@@ -99,33 +102,42 @@ class Dense:
         return (self.X.T @ U @ self.H + self.lam * s.reshape(self.X.shape[1], -1)).reshape(1, -1)
         yield
 
-    def stand(self, w: Any) -> Any:
-        self.z = self._z(w)
-        return
-        yield
 
-    def keep(self, at: Newton) -> Any:
-        if self.folder is not None:
-            at.write(self.folder / str(at.products))
-        return
-        yield
+def stopped_at(most: int) -> Any:
+    """`Begun.keep` that raises CutError behind so many calls."""
+    keep, calls = Begun.keep, 0
+
+    def kept(begun: Begun, state: Any) -> None:
+        nonlocal calls
+        keep(begun, state)
+        calls += 1
+        if calls == most:
+            raise CutError
+
+    return kept
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_trust_region_goes_on_from_any_product_to_the_same_bits(loss: str, tmp_path: Path) -> None:
+def test_trust_region_goes_on_from_any_product_to_the_same_bits(
+    loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     X, Y = problem()
     H = np.random.default_rng(1).normal(size=(6, 3))
 
-    def solved(begun: Newton | None = None, folder: Path | None = None) -> Any:
+    def solved(folder: Path) -> Any:
         p = Dense(loss, X.toarray().astype(float), Y.toarray(), H, 0.3)
-        p.folder = folder
+        begun = Begun(folder / "begun")
         return run_alone(trust_region(p, np.zeros((1, 45)), 4, 6, 1e-4, loss == "squared", begun))
 
-    w, f, products = solved(folder=tmp_path)
+    w, f, products = solved(tmp_path / "whole")
     assert products >= (6 if loss == "squared" else 12)
-    assert {int(path.name) for path in tmp_path.iterdir()} == set(range(1, products + 1))
+    monkeypatch.setattr(portion, "SECONDS", 0.0)  # each product is kept
     for number in range(1, products + 1):
-        again, f_again, products_again = solved(Newton.read(tmp_path / str(number)))
+        with monkeypatch.context() as broken:
+            broken.setattr(Begun, "keep", stopped_at(number))
+            with pytest.raises(CutError):
+                solved(tmp_path / str(number))
+        again, f_again, products_again = solved(tmp_path / str(number))
         np.testing.assert_array_equal(again, w)
         assert (f_again, products_again) == (f, products)
 
@@ -165,10 +177,6 @@ def test_lines_of_a_trust_region_are_independent() -> None:
             return self.scale * (12 * (self.w - 1) ** 2 + 1) * s
             yield
 
-        def keep(self, at: Newton) -> Any:
-            return
-            yield
-
     start = np.array([[5.0, -3.0], [0.0, 9.0], [2.0, 2.0]])
     together = run_alone(trust_region(Lines(), start, 30, 10, 1e-6))[0]
     for i in range(3):
@@ -180,12 +188,19 @@ def test_lines_of_a_trust_region_are_independent() -> None:
     np.testing.assert_allclose(4 * (together - 1) ** 3 + together, 0, atol=1e-3)
 
 
+def solve(columns: Descent, product: Callable[[Any], Any], most: int) -> None:
+    """Steps of conjugate gradients, until all columns have ended."""
+    for _ in range(most):
+        if columns.going.any():
+            columns.step(product(columns.direction))
+
+
 def test_columns_are_solved_as_the_dense_systems() -> None:
     X = problem(d=20)[0].toarray().astype(np.float64)
     rng, values = np.random.default_rng(0), np.array([3.0, 0.5, 0.0])
     b = rng.normal(size=(20, 3))
     w = np.zeros((20, 3))
-    solve_columns(Descent.begin(w, b.copy(), 1e-12), lambda s: X.T @ (X @ s) * values + 0.2 * s, 300)
+    solve(Descent.begin(w, b.copy(), 1e-12), lambda s: X.T @ (X @ s) * values + 0.2 * s, 300)
     for c in range(3):
         np.testing.assert_allclose(w[:, c], np.linalg.solve(values[c] * X.T @ X + 0.2 * np.eye(20), b[:, c]), rtol=1e-6)
 
@@ -212,6 +227,7 @@ def test_streamed_products_are_those_of_dense_matrices(loss: str, observed: str,
     step = WStep(
         learned, "w/1", "W", 1, p, p.lam_for(0.0), ((0, 2), (2, 5)), rows, labels, None, str(tmp_path / "scratch"),
         ((0, 1000), (1000, 2500)), Holding("products", 20_000, 40_000),
+        str(tmp_path / "begun"),
     )  # fmt: skip
     (tmp_path / "scratch").mkdir()
 
@@ -307,7 +323,7 @@ def test_with_the_identity_held_the_w_step_is_ridge_regression() -> None:
     w, _, _ = run_alone(trust_region(p, np.zeros((1, 90)), 1, 500, 1e-10, quadratic=True))
     np.testing.assert_allclose(w.reshape(15, 6), twin.ridge(dense, targets, 0.7), atol=1e-6)
     w = np.zeros((15, 6))
-    solve_columns(Descent.begin(w, dense.T @ targets, 1e-10), lambda s: dense.T @ (dense @ s) + 0.7 * s, 500)
+    solve(Descent.begin(w, dense.T @ targets, 1e-10), lambda s: dense.T @ (dense @ s) + 0.7 * s, 500)
     np.testing.assert_allclose(w, twin.ridge(dense, targets, 0.7), atol=1e-6)
 
 
@@ -360,7 +376,7 @@ def test_the_scale_of_lam_is_that_of_chance(given: bool, tmp_path: Path) -> None
     dataset.with_observed(sp.csr_matrix(mask))
     for share in (0.0, 0.3):
         learned = Learned.of(dataset, share, 0, True)
-        scale = ScaleJob(learned, given, tmp_path / "begun").run()["scale"]
+        scale = ScaleJob(learned, given).run()["scale"]
         held = learned.kept_out(0, n)
         rows = np.ones(n, np.bool_) if held is None else ~held
         known = mask[rows]
@@ -372,9 +388,7 @@ def test_the_scale_of_lam_is_that_of_chance(given: bool, tmp_path: Path) -> None
     for loss, slope in (("squared", 1), ("logistic", 2), ("squared_hinge", 4)):
         clf = fit(sp.csr_matrix(X.astype(np.float32)), sp.csr_matrix(Y.astype(np.float32)), tmp_path, lam=None, loss=loss,
                   rank=2, alternations=1, cg=2)  # fmt: skip
-        mine = ScaleJob(
-            Learned.of(xs.open_dataset(tmp_path / "data.xmc"), 0.0, 0, False), False, tmp_path / "begun"
-        ).run()["scale"]
+        mine = ScaleJob(Learned.of(xs.open_dataset(tmp_path / "data.xmc"), 0.0, 0, False), False).run()["scale"]
         assert clf.report_["lam"] == pytest.approx(slope * mine / 16)
     assert LEMLParameters(lam=None).lam_for(0.0) == 1.0  # rows that are all the same, or no positives
     assert LEMLParameters(lam=3.0).lam_for(7.0) == 3.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,21 +16,19 @@ from helpers.forked import Forked
 
 import xmc_stream as xs
 from xmc_stream.errors import JobError
-from xmc_stream.lowrank import kept, newton, parameters, ridge, scale
-from xmc_stream.lowrank.by_rows import _ByRows
+from xmc_stream.factors.begun import Begun
+from xmc_stream.lowrank import parameters, plan, ridge
 from xmc_stream.lowrank.cplst import CPLSTRun
-from xmc_stream.lowrank.kept import write_begun
 from xmc_stream.lowrank.leml import LEMLRun
-from xmc_stream.lowrank.newton import Newton
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.runtime import portion
 from xmc_stream.runtime.events import read_events
-from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt, run_here, run_phases
+from xmc_stream.runtime.job import Loop, Notes, Receipt, run_here
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
 LIMIT = "4GB"  # bounds the whole process of the tests
-LITTLE = 1 << 20  # multiply-adds that a stop may lose: less than a product of the data below
 
 
 @pytest.fixture(scope="module")
@@ -47,27 +43,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dataset = xs.convert(X, path, labels=sp.csr_matrix(Y.astype(np.float32)), memory_limit=LIMIT)
     dataset.with_observed(sp.csr_matrix(rng.random((n, k)) < 0.05))
     return path
-
-
-def session(loop: Loop, ledger: Notes, most: int) -> Receipt:
-    """Run a loop; it ends with CutError before it does more than so many jobs."""
-    done = 0
-
-    def run(phase: Phase) -> list[Receipt]:
-        nonlocal done
-        receipts = []
-        for job in phase.jobs:
-            receipt = ledger.get(job.key) if phase.kept else None
-            if receipt is None:
-                if done == most:
-                    raise CutError
-                receipt, done = json.loads(json.dumps(job.run())), done + 1
-                if phase.kept:
-                    ledger.add(job.key, receipt)
-            receipts.append(receipt)
-        return receipts
-
-    return run_phases(loop, run)
 
 
 Params = LEMLParameters | CPLSTParameters
@@ -108,37 +83,26 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ridge, "_PART", 1)
 
 
-@pytest.mark.parametrize(("name", "parts"), [*((name, False) for name in VARIANTS), ("squared", True), ("cplst", True)])
-def test_a_run_whose_sessions_all_do_few_jobs_ends_in_the_same_model(
-    name: str, parts: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+CASES = [*((name, False) for name in VARIANTS), ("squared", True), ("cplst", True)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("name", "parts"), CASES)
+def test_a_run_that_is_stopped_again_and_again_ends_in_the_same_model(
+    name: str, parts: bool, threads: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it does between two things that it keeps is done in so many jobs."""
+    """Each session ends when it has kept three times what a job, or a loop, has come to: the next one goes on there."""
     p = VARIANTS[name]
     if name == "cplst":
         monkeypatch.setattr(parameters, "MOST_INPUTS", 0)
     if parts:
         in_parts(monkeypatch)
-    whole = digest(data, tmp_path / "whole", p)
-    monkeypatch.setattr(kept, "WORK", LITTLE)
-    assert digest(data, tmp_path / "cut", p, lambda loop, ledger: session(loop, ledger, 22), 100) == whole
+    whole = digest(data, tmp_path / "whole", p, threads=threads)
+    write, left, written = Begun._write, 0, 0
 
-
-@pytest.mark.parametrize(
-    ("name", "parts"), [("squared", False), ("squared", True), ("given-hinge", False), ("logistic", False)]
-)
-def test_a_run_that_is_stopped_within_its_jobs_goes_on_there(
-    name: str, parts: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each session keeps three times what a job, or Newton steps for W, have come to."""
-    if parts:
-        in_parts(monkeypatch)
-    whole = digest(data, tmp_path / "whole", VARIANTS[name], threads=1)
-    monkeypatch.setattr(kept, "WORK", LITTLE)
-    left, written = 0, 0
-
-    def few(path: Path, arrays: Any) -> None:
+    def few(begun: Begun, state: Any) -> None:
         nonlocal left, written
-        write_begun(path, arrays)
+        write(begun, state)
         left, written = left - 1, written + 1
         if left == 0:
             raise CutError
@@ -148,49 +112,17 @@ def test_a_run_that_is_stopped_within_its_jobs_goes_on_there(
         left = 3
         return run_here(loop, ledger)
 
-    for module in (newton, ridge, scale):
-        monkeypatch.setattr(module, "write_begun", few)
-    assert digest(data, tmp_path / "cut", VARIANTS[name], cut, 200, threads=1) == whole
-    assert written > 15
-
-
-def test_progress_goes_on_from_the_steps_that_a_job_has_done(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, "WORK", LITTLE)
-    p, ledger = LEMLParameters(rank=7, cg_tol=0.0, cg=8), Notes()
-
-    def run() -> LEMLRun:
-        return LEMLRun(Dataset(data), tmp_path / "m.partial", p, 0, MemoryPlan(2**40, 2**30, 1), ledger)  # type: ignore[arg-type]
-
-    def until_two_steps(path: Path, arrays: Any) -> None:
-        write_begun(path, arrays)
-        if arrays["numbers"].tolist() == [2, 0]:
-            raise CutError
-
-    def span_of_w() -> tuple[float, float]:
-        loop, receipts = run().loop(), None
-        while True:
-            phase = loop.send(receipts)  # type: ignore[arg-type]
-            if phase.name == "alternation 1, W":
-                assert phase.span is not None
-                return phase.span
-            receipts = [ledger.get(job.key) or job.run() for job in phase.jobs]
-
-    begin_model(tmp_path / "m.partial")
-    begin, end = span_of_w()
-    with monkeypatch.context() as broken:
-        broken.setattr(ridge, "write_begun", until_two_steps)
-        with pytest.raises(CutError):
-            run_here(run().loop(), ledger)
-    assert span_of_w() == pytest.approx((begin + 2 / 8 * (end - begin), end))
+    monkeypatch.setattr(portion, "SECONDS", 0.0)
+    monkeypatch.setattr(Begun, "_write", few)
+    assert digest(data, tmp_path / "cut", p, cut, 200, threads) == whole
+    assert written > 2 or name == "given"  # whose W steps take few products, and whose H steps are solved
 
 
 def test_small_work_keeps_what_it_kept_before(data: Path, tmp_path: Path) -> None:
-    """A line for each range of columns of a W step, and one for each half-step: nothing more is made durable."""
+    """A line for each range of columns of a W step, and of labels of an H step over pairs, and one for each half-step."""
     for name, keys in (
         ("squared", ["scale", "start", "w/1/0-7", "h/1"]),
-        ("logistic", ["scale", "start", "w/1", "h/1"]),
+        ("logistic", ["scale", "start", "w/1", "labels/1/0-128", "labels/1/128-256", "labels/1/256-300", "h/1"]),
     ):
         lines: list[str] = []
 
@@ -214,8 +146,13 @@ WAYS: dict[str, dict[str, Any]] = {
 def killed(data: str, model: str, way: str) -> None:
     """Train, with sums in parts and little lost, in a process of its own."""
     ridge._LARGE = ridge._PART = 1
-    kept.WORK = LITTLE
+    portion.SECONDS = 0.0
     xs.LEML(**WAYS[way]).fit(data, model=model)
+
+
+def number_in(pack: Path) -> int:
+    """Steps that were taken when it was written."""
+    return int(Begun(pack).read("steps")[0])
 
 
 def damage(pack: Path) -> None:
@@ -234,18 +171,13 @@ def test_a_w_step_that_is_killed_goes_on_from_what_it_kept(
     in_parts(monkeypatch)
     whole = xs.LEML(**WAYS[way]).fit(data, model=tmp_path / "whole")
     work = tmp_path / "m.partial"
-    ledger, begun = work / "ledger.jsonl", work / "state" / "w-2" / "0-7.begun"
-
-    def ready() -> bool:
-        return begun.exists() if way == "columns" else ledger.exists() and '"w/2/at-4"' in ledger.read_text()
-
+    begun = work / "state" / "w-2" / ("0-7.begun" if way == "columns" else "all.begun")
     with Forked(killed, str(data), str(tmp_path / "m"), way) as run:
-        assert run.wait_until(ready), run.stderr
-    newest = max(map(int, re.findall(r'"w/2/at-(\d+)"', ledger.read_text())), default=0)
+        assert run.wait_until(begun.exists), run.stderr
+    steps = number_in(begun)
     if damaged:
         for pack in (work / "state" / "w-2").iterdir():
             damage(pack)
-    monkeypatch.setattr(kept, "WORK", LITTLE)
     again = xs.LEML(**WAYS[way]).fit(data, model=tmp_path / "m")
     assert again.report_["resumed"]
     assert again.model_.digest() == whole.model_.digest()
@@ -254,9 +186,9 @@ def test_a_w_step_that_is_killed_goes_on_from_what_it_kept(
     last = max(number for number, event in enumerate(events) if event["event"] == "start")
     jobs = [event["job"] for event in events[last:] if event["event"] == "job"]
     assert not any(job.startswith(("w/1", "h/1", "a/1")) for job in jobs)
-    if way != "columns":
-        assert f"w/2/at-{newest + 1}" in jobs
-        assert (f"w/2/at-{newest}" in jobs) == damaged
+    if way == "rows":
+        assert f"w/2/{steps + 1}/step-0" in jobs
+        assert (f"w/2/{steps}/step-0" in jobs) == damaged
     assert any(event["event"] == "again" for event in events[last:]) == damaged
 
 
@@ -267,13 +199,13 @@ def test_a_run_that_is_stopped_on_two_workers_goes_on_there(
 ) -> None:
     in_parts(monkeypatch)
     here = xs.LEML(**WAYS[way]).fit(data, model=tmp_path / "here")
-    monkeypatch.setattr(kept, "WORK", LITTLE)
-    where = (_ByRows, "forget") if way == "rows" else (Newton, "write")  # each time something is kept
-    before, calls = getattr(*where), 0
+    monkeypatch.setattr(portion, "SECONDS", 0.0)
+    monkeypatch.setattr(plan, "_SMALL", 0)  # each product is shared out
+    write, calls = Begun._write, 0
 
-    def third(*arguments: Any) -> None:
+    def third(begun: Begun, state: Any) -> None:
         nonlocal calls
-        before(*arguments)
+        write(begun, state)
         calls += 1
         if calls == 3:
             raise JobError("no more")
@@ -281,7 +213,7 @@ def test_a_run_that_is_stopped_on_two_workers_goes_on_there(
     options = {name: value for name, value in WAYS[way].items() if name != "threads"}
     with cluster(tmp_path / "cluster", workers=[Worker(), Worker()]) as (_, address):
         with monkeypatch.context() as broken:
-            broken.setattr(*where, third)
+            broken.setattr(Begun, "_write", third)
             with pytest.raises(JobError, match="no more"):
                 xs.LEML(**options, scheduler=address).fit(data, model=tmp_path / "there")
         there = xs.LEML(**options, scheduler=address).fit(data, model=tmp_path / "there")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from helpers.cuts import CutError, CutLedger
+from helpers.cuts import CutError
 from helpers.problems import LIMIT, overlapping
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.factors.heldrows import NO_HOLDING
+from xmc_stream.factors.begun import Begun
 from xmc_stream.factors.products import ROW_BYTES, Learned
 from xmc_stream.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.memoir.parameters import MEMOIRParameters
@@ -204,8 +204,8 @@ def test_the_svd_is_that_of_numpy(tmp_path: Path) -> None:
         learned, plan = Learned.of(dataset, 0.0, 0, True), MemoryPlan(2**40, 2**30, threads)
         reduction = Reduction(learned, 8, work, plan, notes)
         said = run_here(reduction.loop(), notes)
-        run_here(reduction.project(), Notes())
-        V, lines = reduction.vectors().read(0, 41), reduction.projected().gather(np.array([0, 3, 4, 89]))
+        coordinates: Any = run_here(reduction.project(), Notes())
+        V, lines = reduction.vectors().read(0, 41), coordinates.gather(np.array([0, 3, 4, 89]))
         found.append((V, lines))
         exact = np.hstack([X.toarray().astype(np.float64), np.ones((90, 1))])
         _, s, vt = np.linalg.svd(exact, full_matrices=False)
@@ -219,17 +219,16 @@ def test_the_svd_is_that_of_numpy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_the_svd_goes_on_from_any_block_of_rows(stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job for each block, cut after each job: the same V bit for bit, whether X stays in memory or is read again."""
+    """Cut after each block: the same V bit for bit, whether X stays in memory or is read again."""
     X = sp.random(5000, 60, 0.2, format="csr", dtype=np.float32, random_state=0)
     dataset = xs.convert(X, tmp_path / "d.xmc", labels=np.arange(5000) % 3, memory_limit=LIMIT)
-    learned = Learned.of(dataset, 0.0, 0, False)
+    learned, write = Learned.of(dataset, 0.0, 0, False), Begun._write
 
-    def vectors(folder: Path, left: int) -> tuple[Any, int]:
+    def vectors(folder: Path) -> tuple[Any, int]:
         """V, and how many sessions it took."""
         begin_model(folder)
-        ledger, sessions = CutLedger(), 1
+        ledger, sessions = Notes(), 1
         while True:
-            ledger.left = left
             reduction = Reduction(learned, 30, folder, MemoryPlan(2**40, 2**30, 2), ledger)
             try:
                 run_here(reduction.loop(), ledger)
@@ -238,14 +237,19 @@ def test_the_svd_goes_on_from_any_block_of_rows(stays: bool, tmp_path: Path, mon
                 continue
             return reduction.vectors().read(0, 60), sessions
 
-    whole, _ = vectors(tmp_path / "whole.partial", 0)
+    def cut_there(begun: Begun, state: Any) -> None:
+        write(begun, state)
+        raise CutError
+
+    whole, _ = vectors(tmp_path / "whole.partial")
     monkeypatch.setattr(portion, "SECONDS", 0.0)
+    monkeypatch.setattr(Begun, "_write", cut_there)
     if stays:
         monkeypatch.setattr("xmc_stream.factors.products._LINE_BYTES", ROW_BYTES // 1000)
     else:
-        monkeypatch.setattr(Reduction, "_holding", lambda *_: NO_HOLDING)
-    cut, sessions = vectors(tmp_path / "cut.partial", 1)
-    assert sessions > 3 * 3 + 3  # three blocks or more, three iterations
+        monkeypatch.setattr("xmc_stream.memoir.reduction.entries_bytes", lambda *_: 2**60)
+    cut, sessions = vectors(tmp_path / "cut.partial")
+    assert sessions > 3 * 3  # three blocks or more, three iterations
     assert np.array_equal(cut, whole)
 
 

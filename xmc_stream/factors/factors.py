@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,6 @@ class Factor:
         if not np.isfinite(values).all():
             raise StoreError(f"{self.path} has values that are not finite: its training diverged, or it is damaged")
         return values.reshape(last - first, self.columns)
-
-    def take(self, cols: ColumnRange) -> NDArray[np.float32]:
-        """Columns [first, last) of all lines, see `_take`."""
-        return _take(self, cols)
 
     def verify(self) -> int:
         """Compare all chunks with their checksums; returns bytes. Raises StoreError naming a damaged one."""
@@ -119,12 +115,6 @@ class Panels:
         Path(to.folder).mkdir(parents=True, exist_ok=True)
         os.replace(self._file(cols), to._file(cols))
 
-    def forget(self, within: ColumnRange) -> None:
-        """Remove the ranges of columns that lie within one, as far as they are there."""
-        for cols in self.col_ranges:
-            if within[0] <= cols[0] and cols[1] <= within[1]:
-                Path(self._file(cols)).unlink(missing_ok=True)
-
     def _fill(self, cols: ColumnRange, first: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """Lines of one range of columns, from `first` on, into an array of its own."""
         stop_if_unwanted()
@@ -161,11 +151,6 @@ class Panels:
             out[:, cols[0] : cols[1]] = part
         return out
 
-    def take(self, cols: ColumnRange) -> NDArray[np.float32]:
-        """Columns [first, last) of all lines, see `_take`."""
-        # a range of columns that is in one file is that file's
-        return _take(Panels(self.folder, self.n, (cols,)) if cols in self.col_ranges else self, cols)
-
 
 @dataclass(frozen=True)
 class SideBySide:
@@ -186,10 +171,6 @@ class SideBySide:
     def read(self, first: int, last: int) -> NDArray[np.float32]:
         """Lines [first, last) of all columns."""
         return np.concatenate([part.read(first, last) for part in self.parts], axis=1)
-
-    def take(self, cols: ColumnRange) -> NDArray[np.float32]:
-        """Columns [first, last) of all lines, see `_take`."""
-        return _take(self, cols)
 
 
 @dataclass(frozen=True)
@@ -218,23 +199,33 @@ class Stacked:
             begin += part.n
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def take(self, cols: ColumnRange) -> NDArray[np.float32]:
-        """Columns [first, last) of all lines, see `_take`."""
-        return _take(self, cols)
-
 
 Dense = Factor | Panels | SideBySide | Stacked
 
 
-def _take(source: Dense, cols: ColumnRange) -> NDArray[np.float32]:
-    """Columns [first, last) of all lines, and columns of zeros after them up to `lanes`."""
-    width = cols[1] - cols[0]
-    out = aligned_zeros((source.n, lanes(width)))
+def read_columns(source: Dense, cols: ColumnRange, first: int, last: int) -> NDArray[np.float32]:
+    """Columns [begin, end) of lines [first, last)."""
+    if isinstance(source, Panels) and cols in source.col_ranges:  # they are a file of their own
+        source = replace(source, col_ranges=(cols,))
+    lines = source.read(first, last)
+    return lines if lines.shape[1] == cols[1] - cols[0] else np.ascontiguousarray(lines[:, cols[0] : cols[1]])
+
+
+def take(source: Dense, cols: ColumnRange) -> NDArray[np.float32]:
+    """Columns [begin, end) of all lines, and columns of zeros after them up to `lanes`."""
+    out = aligned_zeros((source.n, lanes(cols[1] - cols[0])))
     for first in range(0, source.n, LINES):
         last = min(first + LINES, source.n)
-        lines = source.read(first, last)
-        out[first:last, :width] = lines if lines.shape[1] == width else lines[:, cols[0] : cols[1]]
+        out[first:last, : cols[1] - cols[0]] = read_columns(source, cols, first, last)
     return out
+
+
+def copy_factors(path: Path, sources: Mapping[str, Dense], cols: ColumnRange) -> None:
+    """Store columns [begin, end) of matrices as factors."""
+    with new_factors(path, dict.fromkeys(sources, cols[1] - cols[0])) as writers:
+        for name, source in sources.items():
+            for first in range(0, source.n, LINES):
+                writers[name].append(read_columns(source, cols, first, min(first + LINES, source.n)).ravel())
 
 
 class LowRankFactors(StoredModel):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import LINES, ColumnRange, Factor, LowRankFactors, Panels
+from xmc_stream.factors.factors import LINES, ColumnRange, Factor, LowRankFactors, Panels, take
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, tiles
 from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.blocks import Labels
@@ -180,7 +180,7 @@ class HeldFactors:
 
     def __init__(self, model: LowRankFactors) -> None:
         self._rank, self._learned = model.rank, Learned("", 0, 0.0, model.bias_row)
-        self._w, self._h = model.factor("W").take((0, model.rank)), _HeldLines(model.factor("H"))
+        self._w, self._h = take(model.factor("W"), (0, model.rank)), _HeldLines(model.factor("H"))
         starts = range(0, model.n_labels, BLOCK)
         self._by = {low: rescaling_of(model, low, min(low + BLOCK, model.n_labels)) for low in starts}
 

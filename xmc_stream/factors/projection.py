@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.factors.factors import LINES, ColumnRange, Dense, Factor, Panels
+from xmc_stream.factors.factors import ColumnRange, Dense, Panels, take
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding, Pair, held_or_read
-from xmc_stream.factors.products import BLOCK, ROW_BYTES, Array, Learned, blocks, csr
+from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned, blocks, csr
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.products import add_transposed
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.matrix import SparseMatrix, stream
-from xmc_stream.store.packing import PackedArrayWriter, new_pack
 
 Parts = tuple[tuple[int, int], ...]
 
@@ -34,8 +31,7 @@ def row_blocks(X: SparseMatrix, Y: SparseMatrix | None, parts: Parts, holding: H
 class ProjectJob:
     """A = X W, of a range of columns, for parts of the rows; sums: also Y^T A over the rows that are learned from.
 
-    parts: all rows, where there are sums. holding: what may stay in memory. begun, kept: packs: of the job with the rows before
-    these, whose sums go on; and one that gets the same lines of A, and the sums so far. "" for none.
+    parts: all rows, where there are sums. holding: what may stay in memory.
     """
 
     learned: Learned
@@ -46,8 +42,6 @@ class ProjectJob:
     parts: Parts
     holding: Holding = NO_HOLDING
     sums: Panels | None = None
-    begun: str = ""
-    kept: str = ""
 
     @property
     def key(self) -> str:
@@ -58,41 +52,23 @@ class ProjectJob:
         """Write; the receipt counts the positives of rows that are learned from."""
         dataset = self.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows() if self.sums else None
-        w, width, positives = self.source.take(self.cols), self.cols[1] - self.cols[0], 0
+        w, width, positives = take(self.source, self.cols), self.cols[1] - self.cols[0], 0
         total = aligned_zeros((dataset.n_labels if self.sums else 0, w.shape[1]))
-        if self.begun:
-            total[:, :width] = Factor(f"{self.begun}/sums", width, len(total)).read(0, len(total))
-        with self._keeping() as keep:
-            for x, labels in row_blocks(X, Y, self.parts, self.holding):
-                scores = self.learned.times(x, w)
-                self.out.write(self.cols, x.start, scores[:, :width])
-                keep("A", scores[:, :width])
-                if Y is None:
-                    continue
-                held_out = self.learned.kept_out(x.start, x.n)
-                if held_out is not None:
-                    scores[held_out] = 0
-                for y in [labels] if labels else (y for (y,) in stream((Y,), ROW_BYTES, x.start, x.start + x.n)):
-                    low = y.start - x.start
-                    add_transposed(*csr(y), scores[low : low + y.n], total)
-                    lengths = np.diff(y.indptr)
-                    positives += int((lengths if held_out is None else lengths[~held_out[low : low + y.n]]).sum())
-            for first in range(0, len(total), LINES):
-                keep("sums", total[first : first + LINES, :width])
+        for x, labels in row_blocks(X, Y, self.parts, self.holding):
+            scores = self.learned.times(x, w)
+            self.out.write(self.cols, x.start, scores[:, :width])
+            if Y is None:
+                continue
+            held_out = self.learned.kept_out(x.start, x.n)
+            if held_out is not None:
+                scores[held_out] = 0
+            for y in [labels] if labels else (y for (y,) in stream((Y,), ROW_BYTES, x.start, x.start + x.n)):
+                low = y.start - x.start
+                add_transposed(*csr(y), scores[low : low + y.n], total)
+                lengths = np.diff(y.indptr)
+                positives += int((lengths if held_out is None else lengths[~held_out[low : low + y.n]]).sum())
         if self.sums is not None:
             for first in range(0, len(total), BLOCK):
                 self.sums.write(self.cols, first, total[first : first + BLOCK, :width])
         share = width / self.out.columns * sum(last - first for first, last in self.parts) / max(self.out.n, 1)
         return {"positives": positives, "passes": share, "bytes_read": X.bytes_read + (Y.bytes_read if Y else 0)}
-
-    @contextmanager
-    def _keeping(self) -> Iterator[Callable[[str, Array], None]]:
-        """A block in which lines of A, or of the sums, are put into the pack, if there is one."""
-        if not self.kept:
-            yield lambda name, lines: None
-            return
-        with new_pack(Path(self.kept)) as pack:
-            writers = {name: PackedArrayWriter(pack, name, np.float32) for name in ("A", "sums")}
-            yield lambda name, lines: writers[name].append(np.ascontiguousarray(lines).ravel())
-            for writer in writers.values():
-                writer.close()

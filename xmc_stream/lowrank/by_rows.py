@@ -6,22 +6,21 @@ jobs that have a range of columns. See `ridge`, which has the same step by colum
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.factors.factors import LINES, ColumnRange, Panels, new_factors
-from xmc_stream.factors.products import BLOCK
+from xmc_stream.factors.begun import Begun
+from xmc_stream.factors.factors import LINES, ColumnRange, Dense, Panels, copy_factors, read_columns, take
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.kept import KeepJob, RestoreJob, share_begun, within
 from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
 from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows
-from xmc_stream.lowrank.solver import Array, Progress
+from xmc_stream.lowrank.solver import VECTORS, Array, Progress
+from xmc_stream.lowrank.steps import within
 from xmc_stream.runtime.job import Ledger, Phase, Receipt
 from xmc_stream.store.encoding import remove
-from xmc_stream.store.matrix import SparseMatrix
 
 _STEPPING = 0.1  # of the time of a product and its step, that the step takes
 
@@ -30,77 +29,43 @@ _STEPPING = 0.1  # of the time of a product and its step, that the step takes
 class PartJob:
     """The sum of a part of the rows, of a product with the Hessians, lam S included in the first part.
 
-    number: of the product, from 1 on; 0: of X^T (Y H - X W v) - lam W, W being the one to begin from. rows: a piece of
-    the part, whose sum goes on from that of the piece before, `begun`, None for the first. source: S. old: sums to remove.
+    number: of the product, from 1 on; 0: of X^T (Y H - X W v) - lam W, W being the one to begin from. source: S, None for 0.
     """
 
     ridges: Ridges
     name: str
     number: int
     part: int
-    rows: Rows
-    source: Panels
-    begun: Panels | None
-    old: tuple[Panels, ...]
+    source: Dense | None
     out: Panels
 
     @property
     def key(self) -> str:
-        """Alternation, product, part, columns and rows."""
-        return f"{self.name}/{self.number}/{self.part}-{self.ridges.cols[0]}-{self.rows[0]}"
+        """Alternation, product, part and columns."""
+        return f"{self.name}/{self.number}/{self.part}-{self.ridges.cols[0]}"
 
     def run(self) -> Receipt:
         """Write."""
         ridges, dataset = self.ridges, self.ridges.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
-        total = self._sum(X, Y)
-        for sums in self.old:
-            sums.forget(ridges.cols)
-        first_column, last_column = ridges.cols
-        for first, last in self.out.col_ranges:
-            if first_column <= first and last <= last_column:
-                mine = slice(first - first_column, last - first_column)
-                for line in range(0, len(total), LINES):
-                    self.out.write((first, last), line, total[line : line + LINES, mine])
-        first, last = ridges.parts[self.part]
-        share = (
-            ridges.width / ridges.labels.columns / len(ridges.parts) * (self.rows[1] - self.rows[0]) / (last - first)
-        )
-        return {"passes": share, "bytes_read": X.bytes_read + Y.bytes_read}
-
-    def _sum(self, X: SparseMatrix, Y: SparseMatrix) -> Array:
-        ridges, rows = self.ridges, self.rows
-        if self.number:
-            direction = self.source.take(ridges.cols)
-            total, room = self._begun(direction, ridges.lam), ridges.room(direction)
-            for x, _ in ridges.blocks(X, Y, rows):
-                ridges.add_product(x, direction, room, total)
-            return total
-        h = ridges.labels.take(ridges.cols)
-        w = ridges.start(h.shape[1])
-        total, rooms = self._begun(w, -ridges.lam), (ridges.room(w), ridges.room(w))
-        for pair in ridges.blocks(X, Y, rows):
-            ridges.add_residual(pair, Y, h, w, rooms, total)
-        return total
-
-    def _begun(self, lines: Array, lam: float) -> Array:
-        if self.begun is not None:
-            return self.begun.take(self.ridges.cols)
+        lines = ridges.start() if self.source is None else take(self.source, ridges.cols)
         total = aligned_zeros(lines.shape)
-        if self.part == 0:
-            np.multiply(lines, np.float32(lam), out=total)
-        return total
-
-
-_VECTORS = ("w", "residual", "direction")
+        (ridges.residual if self.source is None else ridges.product)(self.part, X, Y, lines, total)
+        begin, end = ridges.cols
+        for cols in self.out.col_ranges:
+            if begin <= cols[0] and cols[1] <= end:
+                for first in range(0, len(total), LINES):
+                    self.out.write(cols, first, total[first : first + LINES, cols[0] - begin : cols[1] - begin])
+        share = ridges.width / ridges.labels.columns / len(ridges.parts)
+        return {"passes": share, "bytes_read": X.bytes_read + Y.bytes_read}
 
 
 @dataclass(frozen=True)
 class StepJob:
     """A step of conjugate gradients of a range of columns, from the sums of all parts.
 
-    number: of the step; 0: the residual is the sum. square, enough: of the columns, see `Progress`. old, before, after: folders
-    of vectors; nothing is made from those of `old` any more. A job that runs twice reads what no job changes.
+    number: of the step; 0: the residual is the sum. square, enough: of the columns, see `Progress`. before, after: the vectors.
+    A job that runs twice reads what no job changes.
     """
 
     ridges: Ridges
@@ -110,9 +75,8 @@ class StepJob:
     sums: tuple[Panels, ...]
     square: tuple[float, ...]
     enough: tuple[float, ...]
-    old: str
-    before: str
-    after: str
+    before: Mapping[str, Dense]
+    after: Mapping[str, Panels]
 
     @property
     def key(self) -> str:
@@ -121,56 +85,54 @@ class StepJob:
 
     def run(self) -> Receipt:
         """Write, some lines at a time; the receipt has what the next step needs to know."""
-        for name in _VECTORS:  # now: its memory goes to what is written next
-            self._vector(self.old, name).forget(self.ridges.cols)
         progress = self._step() if self.number else self._begin()
         square, enough = progress.square.tolist(), progress.enough.tolist()
         return {"square": square, "enough": enough, "going": bool(progress.going.any())}
 
     def _begin(self) -> Progress:
         """From the W to begin from."""
-        ridges, cols = self.ridges, self.ridges.cols
-        w, residual, direction = (self._vector(self.after, name) for name in _VECTORS)
-        square = np.zeros(ridges.width)
+        square, w = np.zeros(self.ridges.width), self.ridges.before
         for first, last in self._lines():
             total = self._total(first, last)
             add_column_dots(total, total, square)
-            before = np.zeros(total.shape, np.float32) if ridges.before is None else ridges.before.read(first, last)
-            w.write(cols, first, before if before.shape == total.shape else before[:, slice(*cols)])
-            residual.write(cols, first, total)
-            direction.write(cols, first, total)
+            self._write("w", first, np.zeros_like(total) if w is None else self._read(w, first, last))
+            self._write("residual", first, total)
+            self._write("direction", first, total)
         return Progress.begin(square, self.tol, np.float32)
 
     def _step(self) -> Progress:
         """A step: the curvature, w and the residual, the direction, as `Descent` has them."""
-        cols, progress = self.ridges.cols, Progress(np.array(self.square), np.array(self.enough))
-        before, after = (tuple(self._vector(folder, name) for name in _VECTORS) for folder in (self.before, self.after))
+        progress = Progress(np.array(self.square), np.array(self.enough))
         curvature, square = np.zeros(self.ridges.width), np.zeros(self.ridges.width)
         for first, last in self._lines():
-            add_column_dots(before[2].read(first, last), self._total(first, last), curvature)
+            direction = self._read(self.before["direction"], first, last)
+            add_column_dots(direction, self._total(first, last), curvature)
         alpha = progress.alpha(curvature).astype(np.float32)
         for first, last in self._lines():
-            w, residual, direction = (vector.read(first, last) for vector in before)
+            w, residual, direction = (self._read(self.before[name], first, last) for name in VECTORS)
             descend(w, residual, direction, self._total(first, last), alpha, square)
-            after[0].write(cols, first, w)
-            after[1].write(cols, first, residual)
+            self._write("w", first, w)
+            self._write("residual", first, residual)
         beta = progress.beta(square).astype(np.float32)
         for first, last in self._lines():
-            direction = before[2].read(first, last)
-            turn(direction, after[1].read(first, last), beta)
-            after[2].write(cols, first, direction)
+            direction = self._read(self.before["direction"], first, last)
+            turn(direction, self._read(self.after["residual"], first, last), beta)
+            self._write("direction", first, direction)
         return progress.stepped(square)
 
     def _lines(self) -> Iterator[Rows]:
         n = self.ridges.learned.n_inputs()
         return ((first, min(first + LINES, n)) for first in range(0, n, LINES))
 
-    def _vector(self, folder: str, name: str) -> Panels:
-        return Panels(f"{folder}/{name}", self.ridges.learned.n_inputs(), (self.ridges.cols,))
+    def _read(self, source: Dense, first: int, last: int) -> Array:
+        return read_columns(source, self.ridges.cols, first, last)
+
+    def _write(self, name: str, first: int, lines: Array) -> None:
+        self.after[name].write(self.ridges.cols, first, lines)
 
     def _total(self, first: int, last: int) -> Array:
         """Lines of the sums of the parts, added in their order."""
-        total, *others = (replace(panels, col_ranges=(self.ridges.cols,)).read(first, last) for panels in self.sums)
+        total, *others = (self._read(panels, first, last) for panels in self.sums)
         for other in others:
             total += other
         return total
@@ -181,7 +143,7 @@ class StoreJob:
     """Store the columns of W that the steps came to, as their `RidgeJob` would have."""
 
     job: RidgeJob
-    w: Panels
+    w: Dense
     steps: int
 
     @property
@@ -191,9 +153,7 @@ class StoreJob:
 
     def run(self) -> Receipt:
         """Copy; what was read is counted with the jobs that read."""
-        with new_factors(Path(self.job.out), {"W": self.job.ridges.width}) as writers:
-            for first in range(0, self.w.n, BLOCK):
-                writers["W"].append(self.w.read(first, min(first + BLOCK, self.w.n)).ravel())
+        copy_factors(Path(self.job.out), {"W": self.w}, self.job.ridges.cols)
         return {"steps": self.steps}
 
 
@@ -208,105 +168,42 @@ class _ByRows:
     products: Sequence[ColumnRange]
     folder: Path
 
-    @property
-    def ridges(self) -> Ridges:
-        """Of the first job: what all have in common."""
-        return self.jobs[0].ridges
+    def vectors(self, number: int) -> dict[str, Panels]:
+        """After so many steps."""
+        return {name: self._panels(f"vectors-{number}/{name}") for name in VECTORS}
 
-    def vector(self, number: int, name: str) -> Panels:
-        """A vector after so many steps."""
-        return self._panels(self.folder / f"vectors-{number}" / name)
+    def sums(self, number: int) -> tuple[Panels, ...]:
+        """Of the parts, for a step."""
+        return tuple(self._panels(f"sums-{number}/{part}") for part in range(len(self.jobs[0].ridges.parts)))
 
-    def _panels(self, folder: Path) -> Panels:
+    def _panels(self, name: str) -> Panels:
         col_ranges = tuple(job.ridges.cols for job in self.jobs)
-        return Panels(str(folder), self.ridges.learned.n_inputs(), col_ranges)
+        return Panels(str(self.folder / name), self.jobs[0].ridges.learned.n_inputs(), col_ranges)
 
-    def _sums(self, number: int, part: int, piece: int) -> Panels:
-        return self._panels(self.folder / f"sums-{number}-{piece}" / str(part))
-
-    def _kept(self, number: int, piece: int | None) -> tuple[str, Path]:
-        """Key and pack of what is kept of a step or, of a product before its step, of the sums behind a piece."""
-        name = f"at-{number}" if piece is None else f"at-{number}-{piece}"
-        return f"{self.jobs[0].name}/{name}", Path(self.jobs[0].out).parent / name
-
-    def _vectors(self, number: int, piece: int | None) -> dict[str, Panels]:
-        if piece is None:
-            return {name: self.vector(number, name) for name in _VECTORS}
-        return {str(part): self._sums(number, part, piece) for part in range(len(self.ridges.parts))}
-
-    def last_kept(self, ledger: Ledger) -> tuple[int, list[Receipt]]:
-        """The last step that an earlier session kept, and receipts of it; -1 where there is none."""
-        for number in range(self.jobs[0].cg, -1, -1):
-            key, pack = self._kept(number, None)
-            receipt = ledger.get(key)
-            if receipt is not None and pack.exists():
-                return number, [self._part(receipt, job.ridges.cols) for job in self.jobs]
-        return -1, [{"going": True}] * len(self.jobs)
-
-    def last_piece(self, ledger: Ledger, number: int) -> int | None:
-        """The last piece of a product whose sums an earlier session kept."""
-        for piece in range(self.ridges.pieces - 2, -1, -1):
-            key, pack = self._kept(number, piece)
-            if ledger.get(key) is not None and pack.exists():
-                return piece
-        return None
-
-    @staticmethod
-    def _part(receipt: Receipt, cols: ColumnRange) -> Receipt:
-        square, enough = (receipt[name][slice(*cols)] for name in ("square", "enough"))
-        going = Progress(np.array(square), np.array(enough)).going
-        return {"square": square, "enough": enough, "going": bool(going.any())}
-
-    def keep(self, number: int, piece: int | None, receipts: Sequence[Receipt] = ()) -> KeepJob:
-        """The job that keeps a step, or sums, whatever the columns of jobs. receipts: of the step."""
-        key, pack = self._kept(number, piece)
-        of_all = {name: [value for receipt in receipts for value in receipt[name]] for name in ("square", "enough")}
-        return KeepJob(key, self._vectors(number, piece), of_all, str(pack))
-
-    def restore(self, number: int, piece: int | None) -> RestoreJob:
-        """The job that puts back what was kept."""
-        key, pack = self._kept(number, piece)
-        vectors = {name: (panels, (0, panels.n)) for name, panels in self._vectors(number, piece).items()}
-        return RestoreJob(key, str(pack), vectors)
-
-    def forget(self, number: int, piece: int | None) -> None:
-        """Remove what was kept."""
-        self._kept(number, piece)[1].unlink(missing_ok=True)
-
-    def parts(self, number: int, piece: int) -> list[PartJob]:
-        """Jobs of a product, with a piece of each part of the rows."""
-        source, last, out = self.vector(number - 1, "direction"), self.ridges.pieces - 1, []
+    def parts(self, number: int, source: Dense | None) -> list[PartJob]:
+        """Jobs of a product."""
+        out = []
         for cols in self.products:
             values = tuple(v for job in self.jobs if cols[0] <= job.ridges.cols[0] < cols[1] for v in job.ridges.values)
-            ridges = replace(self.ridges, cols=cols, values=values)
-            for part in range(len(ridges.parts)):
-                rows = self.ridges.piece(part, piece)
-                begun = self._sums(number, part, piece - 1) if piece else None
-                of_old = ((number, piece - 2),) if piece else ((number - 1, last), (number - 1, last - 1))
-                old = tuple(self._sums(at, part, of) for at, of in of_old)
-                to = self._sums(number, part, piece)
-                out.append(PartJob(ridges, self.jobs[0].name, number, part, rows, source, begun, old, to))
+            ridges = replace(self.jobs[0].ridges, cols=cols, values=values)
+            for part, sums in enumerate(self.sums(number)):
+                out.append(PartJob(ridges, self.jobs[0].name, number, part, source, sums))
         return out
 
-    def multiply(self, number: int, done: int | None, phase: Phase) -> Generator[Phase, list[Receipt], None]:
-        """Phases of a product. done: the last piece that is done, if one is."""
-        for piece in range(0 if done is None else done + 1, self.ridges.pieces):
-            yield replace(phase, jobs=self.parts(number, piece), kept=False, at_home=True)
-            if piece + 1 < self.ridges.pieces:
-                yield replace(phase, jobs=[self.keep(number, piece)])
-                self.forget(number, piece - 1)
-
-    def steps(self, number: int, before: Sequence[Receipt]) -> list[StepJob]:
-        """Jobs of the step behind it. before: receipts of the step before."""
-        sums = tuple(self._vectors(number, self.ridges.pieces - 1).values())
-        folders = tuple(str(self.folder / f"vectors-{of}") for of in (number - 2, number - 1, number))
+    def steps(self, number: int, before: Mapping[str, Dense], receipts: Sequence[Receipt]) -> list[StepJob]:
+        """Jobs of the step behind it. before, receipts: of the step before."""
         return [
             StepJob(
-                job.ridges, job.name, number, job.cg_tol, sums, tuple(receipt.get("square", ())),
-                tuple(receipt.get("enough", ())), *folders,
+                job.ridges, job.name, number, job.cg_tol, self.sums(number), tuple(receipt.get("square", ())),
+                tuple(receipt.get("enough", ())), before, self.vectors(number),
             )
-            for job, receipt in zip(self.jobs, before, strict=True)
+            for job, receipt in zip(self.jobs, receipts, strict=True)
         ]  # fmt: skip
+
+    def forget(self, number: int) -> None:
+        """Remove what no later step is made from."""
+        remove(self.folder / f"sums-{number}")
+        remove(self.folder / f"vectors-{number - 1}")
 
 
 def solve_ridges(
@@ -319,34 +216,36 @@ def solve_ridges(
     that of the jobs is.
     """
     if not products or all(ledger.get(job.key) is not None for job in jobs):
-        return (yield replace(phase, jobs=jobs, span=within(phase.span, share_begun(jobs), 1.0)))
-    folder = (
-        scratch / "ridges" / jobs[0].name.replace("/", "-")
-    )  # of this W step: a job of an earlier one may come late
-    by_rows, most = _ByRows(jobs, products, folder), jobs[0].cg
-    number, receipts = by_rows.last_kept(ledger)
-    kept, piece = number, by_rows.last_piece(ledger, number + 1)
-    again = [by_rows.restore(number, None)] * (number >= 0)
-    again += [by_rows.restore(number + 1, piece)] * (piece is not None)
-    if again:
-        yield replace(phase, jobs=again, kept=False, span=None)
+        return (yield replace(phase, jobs=jobs))
+    # a folder of this W step: a job of an earlier one may come late
+    by_rows, most = _ByRows(jobs, products, scratch / "ridges" / jobs[0].name.replace("/", "-")), jobs[0].cg
+    begun = Begun(Path(jobs[0].out).parent / "all.begun", of_loop=True)
+    number, vectors, receipts = -1, dict[str, Dense](), [{"going": True}] * len(jobs)
+    if begun.found:
+        number, vectors, receipts = _go_on(begun, jobs)
     while number < most and any(receipt["going"] for receipt in receipts):
         number += 1
         ends = [(number + of) / (most + 1) for of in (0.0, 1 - _STEPPING, 1.0)]
-        yield from by_rows.multiply(number, piece, replace(phase, span=within(phase.span, ends[0], ends[1])))
-        piece = None
-        steps, span = by_rows.steps(number, receipts), within(phase.span, ends[1], ends[2])
-        receipts = yield replace(phase, jobs=steps, kept=False, span=span)
-        if (number + 1) % by_rows.ridges.every == 0 and number < most:
-            yield replace(phase, jobs=[by_rows.keep(number, None, receipts)], span=span)
-            by_rows.forget(kept, None)
-            by_rows.forget(number, by_rows.ridges.pieces - 2)
-            kept = number
-    stores = [
-        StoreJob(job, replace(by_rows.vector(number, "w"), col_ranges=(job.ridges.cols,)), number) for job in jobs
-    ]
+        parts = by_rows.parts(number, vectors.get("direction"))
+        yield replace(phase, jobs=parts, kept=False, at_home=True, span=within(phase.span, ends[0], ends[1]))
+        steps = by_rows.steps(number, vectors, receipts)
+        receipts = yield replace(phase, jobs=steps, kept=False, span=within(phase.span, ends[1], ends[2]))
+        by_rows.forget(number)
+        vectors = dict(by_rows.vectors(number))
+        of_all = {name: np.concatenate([receipt[name] for receipt in receipts]) for name in ("square", "enough")}
+        begun.keep({**vectors, **of_all, "steps": np.array([number])})
+    stores = [StoreJob(job, vectors["w"], number) for job in jobs]
     solved = yield replace(phase, jobs=stores, span=None)
-    by_rows.forget(kept, None)
-    by_rows.forget(number, by_rows.ridges.pieces - 2)
     remove(scratch / "ridges")
     return solved
+
+
+def _go_on(begun: Begun, jobs: Sequence[RidgeJob]) -> tuple[int, dict[str, Dense], list[Receipt]]:
+    """The step that was kept, its vectors and receipts, whatever the columns of jobs were then."""
+    n, r = jobs[0].ridges.learned.n_inputs(), jobs[-1].ridges.cols[1]
+    square, enough, receipts = begun.read("square"), begun.read("enough"), list[Receipt]()
+    for job in jobs:
+        mine = slice(*job.ridges.cols)
+        going = Progress(square[mine], enough[mine]).going.any()
+        receipts.append({"square": square[mine].tolist(), "enough": enough[mine].tolist(), "going": bool(going)})
+    return int(begun.read("steps")[0]), {name: begun.factor(name, r, n) for name in VECTORS}, receipts

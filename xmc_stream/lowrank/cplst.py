@@ -9,23 +9,22 @@ squared norms v of H's columns come to the eigenvalues.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.factors.factors import FACTORS, ColumnRange, Dense, Factor, Panels, SideBySide
+from xmc_stream.factors.factors import FACTORS, Dense, Factor, Panels, SideBySide
 from xmc_stream.factors.heldrows import Holding
-from xmc_stream.factors.products import BLOCK, LINES, Learned
+from xmc_stream.factors.products import LINES, Learned
+from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.lowrank.by_rows import solve_ridges
-from xmc_stream.lowrank.kept import pieces_of, read_sum, row_pieces, sparse_work, within
 from xmc_stream.lowrank.normal import COLUMNS, NormalJob, NormalSolveJob
 from xmc_stream.lowrank.parameters import CPLSTParameters
 from xmc_stream.lowrank.plan import plan_lowrank
-from xmc_stream.lowrank.projected import Projection
 from xmc_stream.lowrank.ridge import Ridges
-from xmc_stream.lowrank.steps import ModelJob, StartJob, write_factors
+from xmc_stream.lowrank.steps import ModelJob, StartJob, gram_jobs, read_sum, write_factors
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan, even_ranges
@@ -33,7 +32,6 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.system.blas import one_blas_thread
 
-_APART = 4  # jobs beside each other that are no more work together than a stop may lose
 _NOTHING = 1e-12  # of the largest eigenvalue: what rounding leaves of one that is 0
 
 
@@ -93,7 +91,7 @@ class CPLSTRun:
         self._holding = Holding(uuid.uuid4().hex, *self._sizes.held)
         self._learned = Learned.of(self.dataset, 0.0, self.seed, self.parameters.bias)
         self._scratch = self.work / "scratch"
-        self._grams: tuple[str, ...] = ()  # of X^T X, in this session
+        self._grams: list[NormalJob] = []  # of X^T X, in this session
 
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
@@ -107,7 +105,7 @@ class CPLSTRun:
         for number in range(1, p.iterations + 1):
             values = tuple(receipt["values"]) if history else (1.0,) * q
             receipt = self.ledger.get(f"h/{number}") or (yield from self._iterate(number, values, rank))
-            for kind in ("w", "right", "a", "gram"):
+            for kind in ("w", "right"):
                 remove(self._state(kind, number))
             remove(self._state("factors", number - 1))
             history.append({"iteration": number, "objective": receipt["objective"]})
@@ -143,55 +141,42 @@ class CPLSTRun:
             Panels(str(scratch / kind), n, self._sizes.col_ranges)
             for kind, n in (("a", d.n_samples), ("sums", d.n_labels))
         )
-        of_a = Projection(
-            learned, number, w, scores, sums, self._sizes.parts, self._holding, scratch, self.work / "state"
-        )
         words = f"solving for H, {words}"
-        positives = yield from of_a.project(Phase(f"{name}, A", (), words, (ends[1], ends[2])), self.ledger)
-        grams = yield from of_a.gram(Phase(f"{name}, A^T A", (), words, (ends[2], ends[2])))
+        projections = [
+            ProjectJob(learned, f"a/{number}", cols, w, scores, self._sizes.parts, self._holding, sums)
+            for cols in scores.col_ranges
+        ]
+        receipts = yield Phase(f"{name}, A", projections, words, (ends[1], ends[2]), kept=False)
+        grams = gram_jobs(learned, f"gram/{number}", scores, scratch / "gram")
+        yield Phase(f"{name}, A^T A", grams, words, (ends[2], ends[2]), kept=False)
         turn = TurnJob(
-            f"h/{number}", tuple(gram.out for gram in grams), sums, positives, w, rank,
+            f"h/{number}", tuple(gram.out for gram in grams), sums, receipts[0]["positives"], w, rank,
             str(self._state("factors", number) / "all"),
         )  # fmt: skip
         return (yield Phase(f"{name}, H", [turn], words, (ends[2], ends[3])))[0]
 
     def _solved(self, number: int, values: tuple[float, ...], phase: Phase) -> Generator[Phase, list[Receipt], Dense]:
         """W by the normal equations."""
-        n_inputs, h, key = self._learned.n_inputs(), self._factor(number - 1, "H"), f"w/{number}"
-        X, Y, rights = self.dataset.X_rows(), self.dataset.Y_rows(), tuple[str, ...]()
+        n_inputs, key, rights = self._learned.n_inputs(), f"w/{number}", list[NormalJob]()
         if self.ledger.get(key) is None:
             if not self._grams:
                 columns = min(COLUMNS, max(last - first for first, last in self._sizes.col_ranges))
-                ranges = even_ranges(n_inputs, -(-n_inputs // columns))
-                words = "multiplying the features with each other"
-                once = replace(phase, name="X^T X", words=words, unit="", number=0)
-                self._grams = yield from self._summed("normal", 0, ranges, None, 2 * X.nnz * n_inputs, once)
-            work = 2 * sparse_work(X.nnz + Y.nnz, len(values))
-            each = replace(phase, name=f"{phase.name}, X^T Y H", unit="", number=0)
-            rights = yield from self._summed("right", number, self._sizes.col_ranges, h, work, each)
-        solve = NormalSolveJob(
-            key, n_inputs, self.parameters.lam, self._grams, rights, values, str(self._state("w", number) / "all")
-        )
+                ranges, words = (
+                    even_ranges(n_inputs, -(-n_inputs // columns)),
+                    "multiplying the features with each other",
+                )
+                self._grams = [
+                    NormalJob(self._learned, "normal/0", cols, None, self._state("normal", 0)) for cols in ranges
+                ]
+                yield replace(phase, name="X^T X", jobs=self._grams, words=words, unit="", number=0)
+            h, folder = self._factor(number - 1, "H"), self._state("right", number)
+            rights = [NormalJob(self._learned, f"right/{number}", cols, h, folder) for cols in self._sizes.col_ranges]
+            yield replace(phase, name=f"{phase.name}, X^T Y H", jobs=rights, unit="", number=0)
+        grams, right = (tuple(job.out for job in jobs) for jobs in (self._grams, rights))
+        out = str(self._state("w", number) / "all")
+        solve = NormalSolveJob(key, n_inputs, self.parameters.lam, grams, right, values, out)
         yield replace(phase, jobs=[solve])
         return solve.found
-
-    def _summed(
-        self, what: str, number: int, col_ranges: Sequence[ColumnRange], labels: Dense | None, work: int, phase: Phase
-    ) -> Generator[Phase, list[Receipt], tuple[str, ...]]:
-        """Packs of sums over the rows. They are kept, by pieces of the rows, where they are more work than a stop may lose."""
-        n, long = self.dataset.n_samples, pieces_of(work) > 1
-        folder = self._state(what, number) if long else self._scratch / what
-        begun = ("",) * len(col_ranges)
-        pieces = row_pieces(n, _APART * work // len(col_ranges) if long else 0, BLOCK)
-        for piece, rows in enumerate(pieces):
-            jobs = [
-                NormalJob(self._learned, f"{what}/{number}", cols, labels, rows, before, folder, long)
-                for cols, before in zip(col_ranges, begun, strict=True)
-            ]
-            span = within(phase.span, piece / len(pieces), (piece + 1) / len(pieces))
-            yield replace(phase, jobs=jobs, span=span, kept=long)
-            begun = tuple(job.out for job in jobs)
-        return begun
 
     def _descended(
         self, number: int, values: tuple[float, ...], phase: Phase

@@ -11,11 +11,11 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
+from xmc_stream.factors.begun import Begun
 from xmc_stream.factors.factors import Dense, Factor, Panels
 from xmc_stream.factors.products import BLOCK, Learned, held_out_metrics
-from xmc_stream.lowrank.kept import number_begun
 from xmc_stream.lowrank.known_pairs import AllPairs, GivenPairs, counted, dense_labels, given, loss_units
-from xmc_stream.lowrank.newton import Newton, run_alone, trust_region
+from xmc_stream.lowrank.newton import run_alone, trust_region
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, solve_gram
 from xmc_stream.lowrank.steps import write_factors
@@ -33,7 +33,7 @@ class LabelsJob:
     """The H step over pairs, of labels [first, last): with A fixed, each h_k is a problem of r variables by itself.
 
     Squared loss: solved; else trust-region Newton. A label without a pair gets 0. Writes its lines of H into a pack of the
-    folder. every: products, after which the Newton method is kept, in another pack; 0: nothing is durable.
+    folder; where the Newton method is, into another one.
     """
 
     learned: Learned
@@ -45,7 +45,6 @@ class LabelsJob:
     before: Factor
     scores: Panels
     folder: str
-    every: int
 
     @property
     def key(self) -> str:
@@ -61,15 +60,6 @@ class LabelsJob:
         """Its lines of H."""
         return Factor(f"{self.folder}/{self._range}/H", self.parameters.rank, self.last - self.first)
 
-    @property
-    def begun(self) -> Path:
-        """Where the Newton method is."""
-        return Path(self.folder) / f"{self._range}.begun"
-
-    def share(self) -> float:
-        """Of it, that is done."""
-        return number_begun(self.begun, "products") / (self.parameters.newton * self.parameters.cg)
-
     def run(self) -> Receipt:
         """Solve; the receipt has the losses' sum and lam/2 ||H||^2, in units."""
         p, dataset = self.parameters, self.learned.dataset()
@@ -83,11 +73,10 @@ class LabelsJob:
                 f = run_alone(problem.value(h))
             else:
                 h[problem.n_pairs == 0] = 0
-                begun = Newton.read(self.begun)
+                begun = Begun(Path(f"{self.folder}/{self._range}.begun"))
                 h, f, _ = run_alone(trust_region(problem, h, p.newton, p.cg, p.cg_tol, begun=begun))
-        with new_pack(Path(self.folder) / self._range, durable=self.every > 0) as pack:
+        with new_pack(Path(self.folder) / self._range) as pack:
             pack.write("H", h.astype(np.float32).ravel())
-        self.begun.unlink(missing_ok=True)
         return {"units": loss_units(f), "bytes_read": pairs.bytes_read}
 
 
@@ -129,7 +118,6 @@ class _Labels:
     def __init__(self, job: LabelsJob, pairs: _AllOfLabels | _GivenOfLabels) -> None:
         self._job, self._pairs, self._n = job, pairs, job.last - job.first
         self._at = np.zeros((self._n, job.parameters.rank), np.float32)
-        self._done = 0  # when something was kept
         self.n_pairs = np.zeros(self._n)
         for p, _, held_out in self._sweep():
             self.n_pairs += p.label_sums(counted(p, np.ones(p.true.shape), held_out), self._n)
@@ -172,20 +160,6 @@ class _Labels:
             weights *= pairs.dots(a, low)
             pairs.add_by_label(counted(pairs, weights, held_out), a, total)
         return np.asarray(total)
-        yield
-
-    def stand(self, w: Array) -> Generator[Any, Any, None]:
-        """As `gradient` leaves it."""
-        self._at = w.astype(np.float32)
-        return
-        yield
-
-    def keep(self, at: Newton) -> Generator[Any, Any, None]:
-        """A pack, now and then."""
-        if self._job.every and at.done >= self._done + self._job.every:
-            at.write(self._job.begun)
-            self._done = at.done
-        return
         yield
 
     def solve(self) -> Array:

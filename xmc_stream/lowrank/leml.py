@@ -1,7 +1,7 @@
 """LEML's alternations: W, then H, until the objective or the held-out rows say stop; then the model of the best one.
 
 The loop is a generator, as that of `ppdsparse.run`. What a half-step leaves is durable and in the ledger, and of a long one
-what it comes to on the way (see `kept`). What lies in `scratch` is not: a session that goes on makes it again.
+what it comes to on the way (see `Begun`). What lies in `scratch` is not: a session that goes on makes it again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from xmc_stream.factors.products import (
     csr,
     times,
 )
+from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.kernels.products import add_transposed
 from xmc_stream.lowrank.by_rows import solve_ridges
 from xmc_stream.lowrank.h_step import AlternationJob, LabelsJob
-from xmc_stream.lowrank.kept import share_begun, within
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.plan import plan_lowrank
-from xmc_stream.lowrank.projected import Projection
 from xmc_stream.lowrank.ridge import Ridges
 from xmc_stream.lowrank.scale import ScaleJob
-from xmc_stream.lowrank.steps import FactorsJob, ModelJob, StartJob
+from xmc_stream.lowrank.steps import FactorsJob, ModelJob, StartJob, gram_jobs
 from xmc_stream.lowrank.w_step import WStep, WStepJob
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.metrics import average_auc
@@ -137,7 +136,7 @@ class LEMLRun:
         learned = Learned.of(d, p.held_out, self.seed, p.bias)
         measured: Receipt = {"scale": 0.0}
         if p.lam is None:
-            scale = ScaleJob(learned, p.observed == "given", self._state("scale", 0) / "begun")
+            scale = ScaleJob(learned, p.observed == "given")
             measured = (yield Phase("scale", [scale], "measuring the scale of the data"))[0]
         lam = p.lam_for(measured["scale"])
         h = self._panels("h", d.n_labels, whole=True)
@@ -247,9 +246,10 @@ class LEMLRun:
         steps = yield from solve_ridges(solves, self._sizes.products, phase, self.ledger, self._scratch)
         parts = SideBySide(tuple(job.found for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
-        of_a, words = self._projection(step, parts, scores, sums), self._words(step, "H")
-        positives = yield from of_a.project(Phase(f"{name}, A", (), words, self._span(step, 0.5, 0.7)), self.ledger)
-        grams = yield from of_a.gram(Phase(f"{name}, A^T A", (), words, self._span(step, 0.7, 0.9)))
+        words = self._words(step, "H")
+        positives = (yield self._projecting(step, parts, scores, sums, self._span(step, 0.5, 0.7)))[0]["positives"]
+        grams = gram_jobs(learned, f"gram/{number}", scores, self._scratch / "gram")
+        yield Phase(f"{name}, A^T A", grams, words, self._span(step, 0.7, 0.9), kept=False)
         job = FactorsJob(
             learned, f"h/{number}", step.lam, tuple(gram.out for gram in grams), sums, scores,
             positives, h, tuple(before["values"]), parts, self._panels("h", d.n_labels, whole=True), str(out),
@@ -259,24 +259,20 @@ class LEMLRun:
         self._clear(number)
         return receipt
 
-    def _projection(self, step: Alternation, w: Dense, scores: Panels, sums: Panels | None) -> Projection:
-        return Projection(
-            step.learned,
-            step.number,
-            w,
-            scores,
-            sums,
-            self._sizes.parts,
-            self._holding,
-            self._scratch,
-            self.work / "state",
-        )
+    def _projecting(
+        self, step: Alternation, w: Dense, scores: Panels, sums: Panels | None, span: tuple[float, float]
+    ) -> Phase:
+        """A = X W, and the sums Y^T A, if they are asked for."""
+        jobs = [
+            ProjectJob(step.learned, f"a/{step.number}", cols, w, scores, self._sizes.parts, self._holding, sums)
+            for cols in scores.col_ranges
+        ]
+        return Phase(f"{step.name}, A", jobs, self._words(step, "H"), span, kept=False)
 
     def _clear(self, number: int) -> None:
         """Remove what an alternation kept on its way."""
-        for kind in ("w", "a", "gram", "labels"):
+        for kind in ("w", "labels"):
             remove(self._state(kind, number))
-        remove(self._scratch / f"labels-{number}")
 
     def _step(self, step: Alternation, before: Receipt) -> Generator[Phase, list[Receipt], Receipt]:
         """Both half-steps over pairs."""
@@ -285,29 +281,23 @@ class LEMLRun:
         previous = self._factor(step.start, "W") if step.start else None
         of_w = WStep(
             learned, f"w/{number}", f"{name}, W", number, p, step.lam, self._sizes.col_ranges, self._sizes.rows, h, previous,
-            str(self._scratch), self._sizes.parts, self._holding, str(w.parent), self._sizes.every,
-            self._span(step, 0.0, 0.6),
+            str(self._scratch), self._sizes.parts, self._holding, f"{w}.begun", self._span(step, 0.0, 0.6),
         )  # fmt: skip
         solved, words = self.ledger.get(of_w.name), self._words(step, "W")
         if self._sizes.small:
             alone, span = [WStepJob(of_w, str(w))], self._span(step, 0.0, 0.6)
             solved = (yield Phase(f"{name}, W", alone, words, span, unit="alternation", number=number))[0]
         elif solved is None:
-            store = [WStepJob(of_w, str(w), (yield from of_w.loop(self.ledger)))]
+            store = [WStepJob(of_w, str(w), (yield from of_w.loop()))]
             solved = (yield Phase(f"{name}, W", store, words, self._span(step, 0.6, 0.6)))[0]
         found, scores = Factor(str(w / "W"), p.rank, learned.n_inputs()), self._panels("a", d.n_samples)
-        of_a, words = self._projection(step, found, scores, None), self._words(step, "H")
-        yield from of_a.project(Phase(f"{name}, A", (), words, self._span(step, 0.6, 0.7)), self.ledger)
-        long = self._sizes.labels_every > 0
-        folder = self._state("labels", number) if long else self._scratch / f"labels-{number}"
+        yield self._projecting(step, found, scores, None, self._span(step, 0.6, 0.7))
+        folder, words = str(self._state("labels", number)), self._words(step, "H")
         jobs = [
-            LabelsJob(
-                learned, f"labels/{number}", p, step.lam, first, last, h, scores, str(folder), self._sizes.labels_every
-            )
+            LabelsJob(learned, f"labels/{number}", p, step.lam, first, last, h, scores, folder)
             for first, last in self._sizes.labels
         ]
-        rest = within(self._span(step, 0.7, 0.95), share_begun(jobs), 1.0)
-        receipts = yield Phase(f"{name}, H", jobs, words, rest, kept=long)
+        receipts = yield Phase(f"{name}, H", jobs, words, self._span(step, 0.7, 0.95))
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
         lines = Stacked(tuple(job.found for job in jobs))
         job = AlternationJob(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.lowrank.kept import begun_at, read_begun, write_begun
+from xmc_stream.factors.begun import Begun
 from xmc_stream.lowrank.solver import Array, column_dots
 
 _SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
@@ -26,7 +25,7 @@ class Problem(Protocol):
     """Independent problems, one a line of an array, for `trust_region`. Methods are generators: they may wait for others.
 
     `gradient` is asked at the point that `value` was last asked at, or at one that mixes its lines with earlier ones;
-    `hessian` is the product at the point that `gradient`, or `stand`, was last asked at.
+    `hessian` is the product at the point that `gradient` was last asked at.
     """
 
     def value(self, w: Array) -> Generator[Any, Any, NDArray[np.float64]]:
@@ -39,14 +38,6 @@ class Problem(Protocol):
 
     def hessian(self, s: Array) -> Generator[Any, Any, Array]:
         """The product of each line's Hessian with that of s."""
-        ...
-
-    def stand(self, w: Array) -> Generator[Any, Any, None]:
-        """Go to a point at which an earlier session asked for the gradient."""
-        ...
-
-    def keep(self, at: Newton) -> Generator[Any, Any, None]:
-        """Called after each product: keep where the method is, if that is worth it."""
         ...
 
 
@@ -75,11 +66,6 @@ class Newton:
     going: Array = field(default_factory=_nothing)
     inner: int = -1
 
-    @property
-    def done(self) -> int:
-        """What it took, in products: the value and the gradient of a step take about as long as one."""
-        return self.products + self.steps
-
     def begin(self, going: NDArray[np.bool_], tol: float) -> None:
         """Conjugate gradients for the next step, from s = 0."""
         self.s, self.residual = np.zeros_like(self.g), -self.g
@@ -92,16 +78,15 @@ class Newton:
         self.s, self.residual, self.direction, self.inner = _nothing(), _nothing(), _nothing(), -1
         self.steps += 1
 
-    def write(self, path: Path) -> None:
-        """Into a pack, durably."""
-        write_begun(path, {of.name: np.atleast_1d(getattr(self, of.name)) for of in fields(self)})
+    def state(self) -> dict[str, Array]:
+        """What goes on from here."""
+        arrays = {of.name: np.atleast_1d(getattr(self, of.name)) for of in fields(self)}
+        return {**arrays, "going": arrays["going"].astype(np.uint8)}
 
     @classmethod
-    def read(cls, path: Path) -> Newton | None:
-        """What was written; None where there is nothing, or it is damaged."""
-        if not begun_at(path):
-            return None
-        found = {of.name: read_begun(path, of.name) for of in fields(cls)}
+    def read(cls, begun: Begun) -> Newton:
+        """What was kept."""
+        found = {of.name: begun.read(of.name) for of in fields(cls)}
         n = len(found["f"])
         lines = {name: found[name].reshape(n, -1) for name in ("w", "g", "s", "residual", "direction")}
         numbers: dict[str, Any] = {name: int(found[name][0]) for name in ("steps", "products", "inner")}
@@ -125,30 +110,29 @@ def trust_region(
     cg: int,
     cg_tol: float,
     quadratic: bool = False,
-    begun: Newton | None = None,
+    begun: Begun | None = None,
 ) -> Generator[Any, Any, tuple[Array, NDArray[np.float64], int]]:
     """Minimise by trust-region Newton steps (Lin, Weng, Keerthi 2008), each found by conjugate gradients.
 
     w (problems x dimensions): where to begin. newton, cg: steps, at most; cg_tol: see `LEMLParameters`. quadratic: one
-    step without a bound. begun: what `Problem.keep` was given, to go on from. Returns w, the objectives, and the products with
-    Hessians that were taken. No objective rises.
+    step without a bound. begun: keeps where the method is, and has what to go on from. Returns w, the
+    objectives, and the products with Hessians that were taken. No objective rises.
     """
     most = 1 if quadratic else newton
-    if begun is None:
-        f = yield from problem.value(w)
-        g = yield from problem.gradient(w)
+    at = Newton.read(begun) if begun is not None and begun.found else None
+    w = w if at is None else at.w
+    f = yield from problem.value(w)
+    g = yield from problem.gradient(w)
+    if at is None:
         norm = np.sqrt(_dots(g, g))
         at = Newton(w, f, g, norm, norm, np.full(len(w), np.inf) if quadratic else norm.copy())
-    else:
-        at = begun
-        yield from problem.stand(at.w)
     while at.steps < most:
         going = at.norm > 1e-6 * np.maximum(at.first, 1e-30)
         if not going.any():
             break
         if at.inner < 0:
             at.begin(going, cg_tol)
-        yield from _bounded_cg(problem, at, cg)
+        yield from _bounded_cg(problem, at, cg, begun)
         slope, length = _dots(at.g, at.s), np.sqrt(_dots(at.s, at.s))
         predicted = -0.5 * (slope - _dots(at.s, at.residual))
         candidate = at.w + at.s
@@ -186,7 +170,7 @@ def _new_radius(
     return np.where(going, chosen, radius)
 
 
-def _bounded_cg(problem: Problem, at: Newton, most: int) -> Generator[Any, Any, None]:
+def _bounded_cg(problem: Problem, at: Newton, most: int, begun: Begun | None) -> Generator[Any, Any, None]:
     """Conjugate gradients for Hessian s = -g until the residual is small enough, or s leaves the trust region (Steihaug)."""
     radius = at.radius
     while at.inner < most:
@@ -217,7 +201,8 @@ def _bounded_cg(problem: Problem, at: Newton, most: int) -> Generator[Any, Any, 
         at.square = np.where(at.going, after, at.square)
         at.inner += 1
         at.products += 1
-        yield from problem.keep(at)
+        if begun is not None:
+            begun.keep(at.state())
 
 
 def run_alone(steps: Generator[Any, Any, Any]) -> Any:

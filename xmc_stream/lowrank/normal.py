@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import ColumnRange, Dense, Factor, new_factors
+from xmc_stream.factors.begun import Begun
+from xmc_stream.factors.factors import ColumnRange, Dense, Factor, new_factors, take
 from xmc_stream.factors.products import Learned, blocks, csr, times
-from xmc_stream.lowrank.kept import read_sum, write_sum
 from xmc_stream.lowrank.solver import solve_gram
+from xmc_stream.lowrank.steps import read_sum, write_sum
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.system.blas import one_blas_thread
 
@@ -32,46 +33,39 @@ def normal_bytes(n_inputs: int, columns: int) -> int:
 
 @dataclass(frozen=True)
 class NormalJob:
-    """Columns of X^T X; or, with labels, of X^T Y H. Row after row, in float64, into a pack.
-
-    begun: the pack of the rows before these, whose sums go on; "" for none. durable: as of `new_pack`.
-    """
+    """Columns of X^T X; or, with labels, of X^T Y H. Row after row, in float64, into a pack."""
 
     learned: Learned
     name: str
     cols: ColumnRange
     labels: Dense | None
-    rows: tuple[int, int]
-    begun: str
     folder: Path
-    durable: bool
 
     @property
     def key(self) -> str:
-        """What for, columns and rows."""
-        return f"{self.name}/{self._ranges}"
-
-    @property
-    def _ranges(self) -> str:
-        return "-".join(str(end) for end in (*self.cols, *self.rows))
+        """What for, and columns."""
+        return f"{self.name}/{self.cols[0]}-{self.cols[1]}"
 
     @property
     def out(self) -> str:
         """The pack."""
-        return str(self.folder / self._ranges)
+        return str(self.folder / f"{self.cols[0]}-{self.cols[1]}")
 
     def run(self) -> Receipt:
         """Sum and write."""
         learned, dataset, width = self.learned, self.learned.dataset(), self.cols[1] - self.cols[0]
-        X, Y = dataset.X_rows(), dataset.Y_rows()
-        total = read_sum(self.begun, learned.n_inputs()) if self.begun else np.zeros((learned.n_inputs(), width))
-        h = None if self.labels is None else self.labels.take(self.cols)[:, :width].astype(np.float64)
-        for x, *ys in blocks(X, *([] if h is None else [Y]), rows=self.rows):
+        X, Y, begun, first = dataset.X_rows(), dataset.Y_rows(), Begun(Path(f"{self.out}.begun")), 0
+        total = np.zeros((learned.n_inputs(), width))
+        if begun.found:
+            total, first = begun.read("sum").reshape(total.shape), int(begun.read("rows")[0])
+        h = None if self.labels is None else take(self.labels, self.cols)[:, :width].astype(np.float64)
+        for x, *ys in blocks(X, *([] if h is None else [Y]), rows=(first, X.n_lines)):
             right = self._columns(*csr(x)) if h is None else times(ys[0], h)
             learned.add_transposed(x, right, total)
-        write_sum(Path(self.out), total, self.durable)
+            begun.keep({"sum": total, "rows": np.array([x.start + x.n])})
+        write_sum(Path(self.out), total, durable=True)
         share = width / (total.shape[0] if self.labels is None else self.labels.columns)
-        return {"passes": share * (self.rows[1] - self.rows[0]) / X.n_lines, "bytes_read": X.bytes_read}
+        return {"passes": share, "bytes_read": X.bytes_read}
 
     def _columns(
         self, indptr: NDArray[np.int64], indices: NDArray[np.int64], values: NDArray[np.float32]

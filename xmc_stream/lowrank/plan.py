@@ -24,7 +24,6 @@ from xmc_stream.factors.products import (
 )
 from xmc_stream.kernels.lines import CACHE_LINE, lanes
 from xmc_stream.lowrank.h_step import LABELS
-from xmc_stream.lowrank.kept import h_work, most_products, pair_work, pieces_of, sparse_work, steps_within
 from xmc_stream.lowrank.normal import normal_bytes
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts
@@ -34,17 +33,17 @@ from xmc_stream.store.dataset import Dataset
 
 # of what is left of a plan, that rows may take which jobs by rows leave in memory: near its limit a run waits
 _HELD = 0.75
+_SOLVED = 1 << 36  # multiply-adds of a job that solves for labels of given pairs: some seven seconds
 _SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes longer than doing it
 
 
 @dataclass(frozen=True)
 class LowRankPlan:
-    """How a training is cut into jobs, and what it keeps in memory and on the way.
+    """How a training is cut into jobs, and what it keeps in memory.
 
     col_ranges: of columns, a job each; rows, labels: of a job over pairs; small: whether a W step is one job. parts: of the
     rows, which sums over all pairs are taken in; products: see `solve_ridges`; row_bytes: of X in a row block of a W step;
-    held: bytes of a part, and of a process, see `Holding`. every: products from one that is kept to the next, in a W step over
-    pairs; labels_every: the same in a job over labels, 0 where a stop may lose all of an H step.
+    held: bytes of a part, and of a process, see `Holding`.
     """
 
     col_ranges: tuple[ColumnRange, ...]
@@ -55,8 +54,6 @@ class LowRankPlan:
     products: tuple[ColumnRange, ...]
     row_bytes: int = ROW_BYTES
     held: tuple[int, int] = (0, 0)
-    every: int = 0
-    labels_every: int = 0
 
     def ridges(self, whole: Ridges, name: str, p: LEMLParameters, out: Path) -> list[RidgeJob]:
         """The jobs of a W step."""
@@ -144,15 +141,11 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
         width = -(-r // (-(-n_ranges // at_once) * at_once))
     n, k, pairs = dataset.n_samples, dataset.n_labels, _pairs(dataset, p)
     n_blocks = -(-n // BLOCK)
-    every, of_labels = _every(dataset, p), h_work(pairs, p)
     labels = tuple((first, min(first + LABELS, k)) for first in range(0, k, LABELS))
-    if p.observed == "given":
-        worth = jobs_worth(4 * at_once, pairs * r, n * r)  # each reads A
-        labels = _given_labels(plan, dataset, max(worth, pieces_of(at_once * of_labels)))
-    alone = at_once * of_labels // (len(labels) * most_products(p))
-    labels_every = 0 if pieces_of(of_labels) == 1 else steps_within(alone)
+    if p.observed == "given":  # each reads A
+        labels = _given_labels(plan, dataset, jobs_worth(4 * at_once, pairs * r, n * r), r)
     rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))
-    small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL and every > most_products(p)
+    small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL
     small = small and sum(lowrank_needs(plan, dataset, p, r).values()) <= plan.budget
     col_ranges = column_ranges(r, r if small and not p.closed else width)
     width, of_rows = _widest(col_ranges), row_parts(dataset)
@@ -162,17 +155,12 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
     row_bytes = _row_bytes(plan, dataset, lanes(max(width, wide)), needs) if p.closed else ROW_BYTES
     room, parts = needs["rows"], len(of_rows)
     held = room if room == kept else room // (-(-parts // plan.processes) if products else parts), room
-    return LowRankPlan(col_ranges, rows, labels, small, of_rows, products, row_bytes, held, every, labels_every)
+    return LowRankPlan(col_ranges, rows, labels, small, of_rows, products, row_bytes, held)
 
 
 def _pairs(dataset: Dataset, p: LEMLParameters) -> int:
     """That count."""
     return dataset.observed_rows().nnz if p.observed == "given" else dataset.n_samples * dataset.n_labels
-
-
-def _every(dataset: Dataset, p: LEMLParameters) -> int:
-    """Products of a W step over pairs that a stop may lose."""
-    return steps_within(2 * sparse_work(dataset.X_rows().nnz, p.rank) + pair_work(_pairs(dataset, p), p))
 
 
 def _width(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, kept: int) -> int:
@@ -216,11 +204,11 @@ def _products(
     return ()
 
 
-def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple[int, int], ...]:
-    """ranges of labels whose given pairs take an eighth of a thread's memory at most, and a part of all."""
+def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int, r: int) -> tuple[tuple[int, int], ...]:
+    """Ranges of labels whose given pairs take an eighth of a thread's memory at most, some seconds, and a part of all."""
     mask = dataset.observed_columns()
     ends = mask.ends(0, mask.n_lines)
-    most = max(1, min(plan.per_thread // 8 // 32, mask.nnz // parts))
+    most = max(1, min(plan.per_thread // 8 // 32, _SOLVED // (r * r), mask.nnz // parts))
     col_ranges, first = [], 0
     while first < dataset.n_labels:
         last = int(ends.searchsorted(ends[first] + most, side="right")) - 1

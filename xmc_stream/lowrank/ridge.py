@@ -11,34 +11,18 @@ Sums over rows are taken in parts that the data decide (`row_parts`) and added i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.factors.factors import ColumnRange, Dense, Factor, new_factors
-from xmc_stream.factors.heldrows import NO_HOLDING, Holding, Pair, held_or_read
-from xmc_stream.factors.products import (
-    BLOCK,
-    ROW_BYTES,
-    Learned,
-    RangedBlock,
-    lines_of,
-    times,
-)
-from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.kept import (
-    begun_at,
-    number_begun,
-    pieces_of,
-    read_begun,
-    sparse_work,
-    steps_within,
-    write_begun,
-)
-from xmc_stream.lowrank.solver import Array, Descent, Progress, solve_columns
+from xmc_stream.factors.begun import Begun
+from xmc_stream.factors.factors import ColumnRange, Dense, Factor, new_factors, take
+from xmc_stream.factors.heldrows import NO_HOLDING, Holding, held_or_read
+from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned, RangedBlock, lines_of, times
+from xmc_stream.kernels.lines import aligned_zeros, lanes
+from xmc_stream.lowrank.solver import VECTORS, Array, Descent, Progress
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
@@ -82,34 +66,45 @@ class Ridges:
         """Columns."""
         return self.cols[1] - self.cols[0]
 
-    @cached_property
-    def _work(self) -> int:
-        """Of a product with the Hessians of all columns."""
-        return 2 * sparse_work(self.learned.dataset().X_rows().nnz, self.labels.columns)
-
-    @property
-    def every(self) -> int:
-        """Products from one that is kept to the next."""
-        return steps_within(self._work)
-
-    @property
-    def pieces(self) -> int:
-        """Of each part of the rows in a product, of which a stop may lose one of all parts."""
-        return pieces_of(self._work)
-
-    def piece(self, part: int, piece: int) -> Rows:
-        """Rows of a piece."""
-        first, last = self.parts[part]
-        begin, end = ((last - first) * of // self.pieces for of in (piece, piece + 1))
-        return first + begin, first + end
-
-    def start(self, columns: int) -> Array:
-        """The W to begin from. columns: that a line has in memory."""
+    def start(self) -> Array:
+        """The W to begin from."""
         if self.before is None:
-            return np.zeros((self.learned.n_inputs(), columns), np.float32)
-        return self.before.take(self.cols)
+            return np.zeros((self.learned.n_inputs(), lanes(self.width)), np.float32)
+        return take(self.before, self.cols)
 
-    def room(self, lines: Array) -> Array:
+    def residual(self, part: int, X: SparseMatrix, Y: SparseMatrix, w: Array, out: Array) -> None:
+        """out = X^T (Y H - X W v) of a part of the rows; of the first one also - lam W."""
+        self._begin(part, w, -self.lam, out)
+        h, of_labels, of_scores = take(self.labels, self.cols), self._room(w), self._room(w)
+        for x, labels in held_or_read(X, Y, self.parts[part], self.row_bytes, self.holding):
+            targets = of_labels[: x.n]
+            for y in [labels] if labels else (y for (y,) in stream((Y,), ROW_BYTES, x.start, x.start + x.n)):
+                times(y, h, targets[y.start - x.start :])
+            if self.before is not None:
+                scores = self.learned.times(x, w, of_scores)
+                self._scale(scores)
+                targets -= scores
+            self._leave_out(x, targets)
+            self.learned.add_transposed(x, targets, out)
+
+    def product(self, part: int, X: SparseMatrix, Y: SparseMatrix, direction: Array, out: Array) -> None:
+        """out = X^T (X S v) of a part of the rows; of the first one also + lam S."""
+        self._begin(part, direction, self.lam, out)
+        room = self._room(direction)
+        for x, _ in held_or_read(X, Y, self.parts[part], self.row_bytes, self.holding):
+            scores = self.learned.times(x, direction, room)
+            self._scale(scores)
+            self._leave_out(x, scores)
+            self.learned.add_transposed(x, scores, out)
+
+    @staticmethod
+    def _begin(part: int, lines: Array, lam: float, out: Array) -> None:
+        if part:
+            out[:] = 0
+        else:
+            np.multiply(lines, np.float32(lam), out=out)
+
+    def _room(self, lines: Array) -> Array:
         """For X S of a row block, S having such lines."""
         return aligned_zeros((lines_of(self.row_bytes), lines.shape[1]))
 
@@ -117,32 +112,6 @@ class Ridges:
         values = np.zeros(lines.shape[1], np.float32)
         values[: self.width] = self.values
         lines *= values
-
-    def blocks(self, X: SparseMatrix, Y: SparseMatrix, rows: Rows) -> Iterator[Pair]:
-        """Of a part of the rows."""
-        return held_or_read(X, Y, rows, self.row_bytes, self.holding)
-
-    def add_residual(
-        self, pair: Pair, Y: SparseMatrix, h: Array, w: Array, rooms: tuple[Array, Array], out: Array
-    ) -> None:
-        """out += X^T (Y H - X W v) of a block of X. rooms: for Y H and X W."""
-        x, labels = pair
-        targets = rooms[0][: x.n]
-        for y in [labels] if labels else (y for (y,) in stream((Y,), ROW_BYTES, x.start, x.start + x.n)):
-            times(y, h, targets[y.start - x.start :])
-        if self.before is not None:
-            scores = self.learned.times(x, w, rooms[1])
-            self._scale(scores)
-            targets -= scores
-        self._leave_out(x, targets)
-        self.learned.add_transposed(x, targets, out)
-
-    def add_product(self, x: Block | RangedBlock, direction: Array, room: Array, out: Array) -> None:
-        """out += X^T (X S v) of a block of X. room: for X S."""
-        scores = self.learned.times(x, direction, room)
-        self._scale(scores)
-        self._leave_out(x, scores)
-        self.learned.add_transposed(x, scores, out)
 
     def _leave_out(self, x: Block | RangedBlock, lines: Array) -> None:
         held_out = self.learned.kept_out(x.start, x.n)
@@ -171,120 +140,39 @@ class RidgeJob:
         """The columns of W that it writes."""
         return Factor(f"{self.out}/W", self.ridges.width, self.ridges.learned.n_inputs())
 
-    @property
-    def begun(self) -> Path:
-        """A pack of what it has come to, if that is worth it."""
-        return Path(f"{self.out}.begun")
-
-    def share(self) -> float:
-        """Of it, that is done."""
-        return max(0, number_begun(self.begun, "numbers")) / self.cg
-
     def run(self) -> Receipt:
         """Solve; the receipt has steps and passes over X."""
-        return _Solving(self).run()
-
-
-class _Solving:
-    """A `RidgeJob` at work. place: pieces of the rows that are done of the sum which is under way."""
-
-    def __init__(self, job: RidgeJob) -> None:
-        self._job, self._ridges, dataset = job, job.ridges, job.ridges.learned.dataset()
-        self._X, self._Y = dataset.X_rows(), dataset.Y_rows()
-        self._h = self._ridges.labels.take(self._ridges.cols)
-        self._columns: Descent | None = None
-        self._image = self._other = _NOTHING
-        if begun_at(job.begun):
-            self._go_on()
+        ridges, width, dataset = self.ridges, self.ridges.width, self.ridges.learned.dataset()
+        X, Y, begun = dataset.X_rows(), dataset.Y_rows(), Begun(Path(f"{self.out}.begun"))
+        image = aligned_zeros((ridges.learned.n_inputs(), lanes(width)))
+        if begun.found:
+            steps, columns = self._go_on(begun)
         else:
-            self._steps, self._place = -1, 0
-            self._w = self._ridges.start(self._h.shape[1])
-            self._residual = aligned_zeros(self._w.shape)
-            np.multiply(self._w, np.float32(-self._ridges.lam), out=self._residual)
-        self._rooms = self._ridges.room(self._w), self._ridges.room(self._w)
+            w, residual = ridges.start(), aligned_zeros(image.shape)
+            self._sum(lambda part, out: ridges.residual(part, X, Y, w, out), residual)
+            steps, columns = 0, Descent.begin(w, residual, self.cg_tol)
+        while steps < self.cg and columns.going.any():
+            self._sum(lambda part, out: ridges.product(part, X, Y, columns.direction, out), image)
+            columns.step(image)
+            steps += 1
+            begun.keep({**columns.state(width), "steps": np.array([steps])})
+        with new_factors(Path(self.out), {"W": width}) as writers:
+            for first in range(0, len(columns.w), BLOCK):
+                writers["W"].append(columns.w[first : first + BLOCK, :width].ravel())
+        passes = (1 + steps) * width / ridges.labels.columns
+        return {"steps": steps, "passes": passes, "bytes_read": X.bytes_read + Y.bytes_read}
 
-    def _go_on(self) -> None:
-        """From what was kept."""
-        pack = self._job.begun
-        self._steps, self._place = (int(number) for number in read_begun(pack, "numbers"))
-        self._w, self._residual = self._lines("w"), self._lines("residual")
-        if self._steps >= 0:
-            progress = Progress(read_begun(pack, "square"), read_begun(pack, "enough"))
-            self._columns = Descent(self._w, self._residual, self._lines("direction"), progress)
-        if self._place and self._steps >= 0:
-            self._image = self._lines("image")
-        if self._place > self._ridges.pieces and self._place % self._ridges.pieces:
-            self._other = self._lines("other")
+    def _sum(self, fill: Callable[[int, Array], None], out: Array) -> None:
+        """out = the sum over all rows: of the first part, to which the other ones are added."""
+        fill(0, out)
+        other = aligned_zeros(out.shape) if len(self.ridges.parts) > 1 else out
+        for part in range(1, len(self.ridges.parts)):
+            fill(part, other)
+            out += other
 
-    def run(self) -> Receipt:
-        """Solve and store."""
-        job, width = self._job, self._ridges.width
-        if self._columns is None:
-            self._sum(self._add_residual, self._residual)
-            self._steps, self._columns = 0, Descent.begin(self._w, self._residual, job.cg_tol)
-        if not len(self._image):
-            self._image = aligned_zeros(self._w.shape)
-        steps = solve_columns(self._columns, self._product, job.cg, self._steps, self._stepped)
-        with new_factors(Path(job.out), {"W": width}) as writers:
-            for first in range(0, len(self._w), BLOCK):
-                writers["W"].append(self._w[first : first + BLOCK, :width].ravel())
-        job.begun.unlink(missing_ok=True)
-        passes = (1 + steps) * width / self._ridges.labels.columns
-        return {"steps": steps, "passes": passes, "bytes_read": self._X.bytes_read + self._Y.bytes_read}
-
-    def _product(self, direction: Array) -> Array:
-        if not self._place:
-            np.multiply(direction, np.float32(self._ridges.lam), out=self._image)
-
-        def add(rows: Rows, out: Array) -> None:
-            for x, _ in self._ridges.blocks(self._X, self._Y, rows):
-                self._ridges.add_product(x, direction, self._rooms[0], out)
-
-        self._sum(add, self._image)
-        return self._image
-
-    def _sum(self, add: Callable[[Rows, Array], None], out: Array) -> None:
-        """out += the sum over all rows: the first part row after row, each other one as a whole."""
-        ridges = self._ridges
-        for place in range(self._place, len(ridges.parts) * ridges.pieces):
-            part, piece = divmod(place, ridges.pieces)
-            if part and not piece:
-                self._other = aligned_zeros(out.shape)
-            add(ridges.piece(part, piece), self._other if part else out)
-            if part and piece + 1 == ridges.pieces:
-                out += self._other
-                self._other = _NOTHING
-            self._place = place + 1
-            if ridges.pieces > 1 and self._place % len(ridges.parts) == 0:
-                self._keep()
-        self._place = 0
-
-    def _add_residual(self, rows: Rows, out: Array) -> None:
-        for pair in self._ridges.blocks(self._X, self._Y, rows):
-            self._ridges.add_residual(pair, self._Y, self._h, self._w, self._rooms, out)
-
-    def _stepped(self, steps: int) -> None:
-        self._steps = steps
-        if steps % self._ridges.every == 0 and steps < self._job.cg:
-            self._keep()
-
-    def _keep(self) -> None:
-        """Into the pack: all that it goes on from."""
-        width, columns = self._ridges.width, self._columns
-        lines = {"w": self._w, "residual": self._residual}
-        if columns is not None:
-            lines["direction"] = columns.direction
-        if self._place:
-            lines |= {"image": self._image, "other": self._other}
-        arrays = {name: array[:, :width] for name, array in lines.items() if len(array)}
-        if columns is not None:
-            arrays |= {"square": columns.progress.square, "enough": columns.progress.enough}
-        write_begun(self._job.begun, {**arrays, "numbers": np.array([self._steps, self._place])})
-
-    def _lines(self, name: str) -> Array:
-        """One of the matrices that were kept, as the kernels have it."""
-        width = self._ridges.width
-        return Factor(f"{self._job.begun}/{name}", width, self._ridges.learned.n_inputs()).take((0, width))
-
-
-_NOTHING: Array = np.empty((0, 0), np.float32)
+    def _go_on(self, begun: Begun) -> tuple[int, Descent]:
+        """From what was kept, as the kernels have it."""
+        width, n = self.ridges.width, self.ridges.learned.n_inputs()
+        w, residual, direction = (take(begun.factor(name, width, n), (0, width)) for name in VECTORS)
+        progress = Progress(begun.read("square"), begun.read("enough"))
+        return int(begun.read("steps")[0]), Descent(w, residual, direction, progress)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.products import ROW_BYTES, ROW_LINES, Array, Learned, blocks, csr
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
-from xmc_stream.lowrank.kept import begun_at, read_begun, steps_within, write_begun
 from xmc_stream.lowrank.kernels.steps import add_column_dots
 from xmc_stream.lowrank.known_pairs import given
 from xmc_stream.runtime.job import Receipt
@@ -21,7 +19,6 @@ from xmc_stream.system.blas import one_blas_thread
 
 _STEPS = 30  # of the power method, at most
 _ENOUGH = 1e-3  # relative change at which it ends
-_PAIR = 150  # columns of a sparse product that take as long as a pair in a step
 
 
 @dataclass(frozen=True)
@@ -29,13 +26,11 @@ class ScaleJob:
     """sqrt(mean_i ||x_i - m||^2) ||Y - M||_2, of the rows that are learned from; m, M: their mean, and each label's.
 
     With labels that have nothing to do with X, the largest singular value of X^T (Y - M) is about so large. Of given pairs,
-    Y - M is 0 elsewhere, and a label's mean is that of its own pairs. begun: a pack for what the power method has come to, if
-    that is worth it.
+    Y - M is 0 elsewhere, and a label's mean is that of its own pairs.
     """
 
     learned: Learned
     given: bool
-    begun: Path
 
     @property
     def key(self) -> str:
@@ -47,20 +42,14 @@ class ScaleJob:
         dataset = self.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
         mask = dataset.observed_rows() if self.given else None
-        begun = begun_at(self.begun)
         with one_blas_thread():
-            spread, value, step = read_begun(self.begun, "numbers").tolist() if begun else (self._spread(X), 0.0, 0)
-            means, v = [read_begun(self.begun, name) for name in ("means", "v")] if begun else self._start(Y, mask)
-            every = steps_within((Y if mask is None else mask).nnz * _PAIR)
-            for number in range(int(step), _STEPS):
+            spread, value = self._spread(X), 0.0
+            means, v = self._start(Y, mask)
+            for _ in range(_STEPS):
                 v, before = self._product(Y, mask, means, v), value
                 value = math.sqrt(float(np.square(v).sum()))
                 if abs(value - before) <= _ENOUGH * value:
                     break
-                if (number + 1) % every == 0:
-                    numbers = np.array([spread, value, number + 1])
-                    write_begun(self.begun, {"means": means, "v": v, "numbers": numbers})
-        self.begun.unlink(missing_ok=True)
         scale = math.sqrt(spread) * math.sqrt(value)
         read = X.bytes_read + Y.bytes_read + (mask.bytes_read if mask else 0)
         return {"scale": scale, "passes": 1.0, "bytes_read": read}

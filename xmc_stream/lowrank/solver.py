@@ -12,7 +12,6 @@ in `lowrank.leml`. Factors are float32; losses, products of vectors and systems 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
 
 Array = NDArray[Any]
+VECTORS = ("w", "residual", "direction")  # of conjugate gradients
 
 
 def loss_values(loss: str, true: Array, scores: Array) -> Array:
@@ -133,24 +133,10 @@ class Descent:
         turn(self.direction, self.residual, self.progress.beta(after).astype(self.w.dtype))
         self.progress = self.progress.stepped(after)
 
-
-def solve_columns(
-    columns: Descent,
-    product: Callable[[Array], Array],
-    most: int,
-    steps: int = 0,
-    keep: Callable[[int], None] = lambda steps: None,
-) -> int:
-    """Solve Hessian_c w_c = b_c for each column c by conjugate gradients, all columns at a time; returns the steps taken.
-
-    columns: where to begin; its w becomes the solution. product: of the Hessians with D x c. It ends after `most` steps, or
-    where all columns have ended. steps: taken so far; keep: is told of each.
-    """
-    while steps < most and columns.going.any():
-        columns.step(product(columns.direction))
-        steps += 1
-        keep(steps)
-    return steps
+    def state(self, width: int) -> dict[str, Array]:
+        """What goes on from here, of so many first columns: lines may end in columns of zeros."""
+        vectors = {name: getattr(self, name)[:, :width] for name in VECTORS}
+        return vectors | {"square": self.progress.square, "enough": self.progress.enough}
 
 
 def first_labels(first: int, last: int, rank: int, seed: int) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import Dense, Factor, Panels, SideBySide, new_factors
+from xmc_stream.factors.factors import Dense, Factor, Panels, SideBySide, copy_factors, new_factors
 from xmc_stream.factors.products import (
     BLOCK,
     LINES,
@@ -22,14 +22,32 @@ from xmc_stream.factors.products import (
     Learned,
     held_out_metrics,
 )
-from xmc_stream.lowrank.kept import read_sum, write_sum
 from xmc_stream.lowrank.solver import column_dots, first_labels, solve_gram
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
+from xmc_stream.store.chunks import open_array
 from xmc_stream.store.model import UNIT
+from xmc_stream.store.packing import new_pack
 from xmc_stream.system.blas import one_blas_thread
 
 _GRAMS = 16  # parts of A^T A, at most
+
+
+def within(span: tuple[float, float] | None, begin: float, end: float) -> tuple[float, float] | None:
+    """A part of the span of a phase."""
+    return None if span is None else (span[0] + begin * (span[1] - span[0]), span[0] + end * (span[1] - span[0]))
+
+
+def write_sum(path: Path, values: NDArray[np.float64], durable: bool) -> None:
+    """A matrix into a pack. durable: as of `new_pack`."""
+    with new_pack(path, durable) as pack:
+        pack.write("sum", values.ravel())
+
+
+def read_sum(path: str, lines: int) -> NDArray[np.float64]:
+    """What was written, of so many lines."""
+    array = open_array(Path(path) / "sum")
+    return np.asarray(array.read(0, array.size).reshape(lines, -1))
 
 
 @dataclass(frozen=True)
@@ -95,7 +113,6 @@ class GramJob:
     last: int
     scores: Panels
     out: str
-    durable: bool
 
     @property
     def key(self) -> str:
@@ -112,15 +129,15 @@ class GramJob:
                 if held_out is not None:
                     lines[held_out] = 0
                 gram += lines.T @ lines
-        write_sum(Path(self.out), gram, self.durable)
+        write_sum(Path(self.out), gram, durable=False)
         return {}
 
 
-def gram_jobs(learned: Learned, name: str, n: int, scores: Panels, folder: Path, durable: bool) -> list[GramJob]:
-    """The jobs of A^T A, over n rows."""
-    n_blocks = -(-n // BLOCK)
+def gram_jobs(learned: Learned, name: str, scores: Panels, folder: Path) -> list[GramJob]:
+    """The jobs of A^T A."""
+    n, n_blocks = scores.n, -(-scores.n // BLOCK)
     return [
-        GramJob(learned, name, a * BLOCK, min(b * BLOCK, n), scores, str(folder / str(a * BLOCK)), durable)
+        GramJob(learned, name, a * BLOCK, min(b * BLOCK, n), scores, str(folder / str(a * BLOCK)))
         for a, b in even_ranges(n_blocks, min(_GRAMS, n_blocks))
     ]
 
@@ -199,8 +216,5 @@ class ModelJob:
 
     def run(self) -> Receipt:
         """Copy."""
-        with new_factors(Path(self.out), {"W": self.rank, "H": self.rank}) as writers:
-            for name, source in (("W", self.w), ("H", self.h)):
-                for first in range(0, source.n, BLOCK):
-                    writers[name].append(source.read(first, min(first + BLOCK, source.n))[:, : self.rank].ravel())
+        copy_factors(Path(self.out), {"W": self.w, "H": self.h}, (0, self.rank))
         return {}

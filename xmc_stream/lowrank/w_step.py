@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import ColumnRange, Dense, Factor, Panels, new_factors
+from xmc_stream.factors.begun import Begun
+from xmc_stream.factors.factors import ColumnRange, Dense, Factor, Panels, copy_factors, take
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned
 from xmc_stream.factors.projection import Parts, ProjectJob, row_blocks
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.kept import within
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT, AllPairs, GivenPairs, counted, dense_labels, given
-from xmc_stream.lowrank.newton import Newton, trust_region
+from xmc_stream.lowrank.newton import trust_region
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values
-from xmc_stream.runtime.job import Job, Ledger, Notes, Phase, Receipt, run_here
+from xmc_stream.lowrank.steps import within
+from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.system.blas import one_blas_thread
 
@@ -117,7 +118,7 @@ class BackwardJob:
     def run(self) -> Receipt:
         """Write."""
         X = self.learned.dataset().X_rows()
-        total, width = self.source.take(self.cols), self.cols[1] - self.cols[0]
+        total, width = take(self.source, self.cols), self.cols[1] - self.cols[0]
         total *= np.float32(self.lam)
         for x, _ in row_blocks(X, None, self.parts, self.holding):
             lines = aligned_zeros((x.n, total.shape[1]))
@@ -129,25 +130,13 @@ class BackwardJob:
 
 
 @dataclass(frozen=True)
-class KeptJob:
-    """Says in the ledger that a pack is whole, which the run itself wrote."""
-
-    key: str
-    out: str
-
-    def run(self) -> Receipt:
-        """Nothing is left to be done."""
-        return {}
-
-
-@dataclass(frozen=True)
 class WStep:
     """The W step over pairs: trust-region Newton, or with the squared loss conjugate gradients.
 
     Its vectors (`VECTORS` of D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
     columns in `col_ranges` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
-    from, None for 0. scratch: a folder. parts, holding: see `row_blocks`. state: a folder for what is kept, of every so many
-    products (`every`; 0: of none). span: of the phases.
+    from, None for 0. scratch: a folder. parts, holding: see `row_blocks`. begun: a pack for what it has come to. span: of the
+    phases.
     """
 
     learned: Learned
@@ -163,8 +152,7 @@ class WStep:
     scratch: str
     parts: Parts
     holding: Holding
-    state: str = ""
-    every: int = 0
+    begun: str
     span: tuple[float, float] | None = None
 
     def panels(self, name: str) -> Panels:
@@ -174,38 +162,18 @@ class WStep:
         col_ranges = ((0, self.col_ranges[-1][1]),) if name == "v" else self.col_ranges
         return Panels(f"{self.scratch}/{name}", dataset.n_samples if by_row else self.learned.n_inputs(), col_ranges)
 
-    @property
-    def most_products(self) -> int:
-        """With Hessians."""
-        return self.parameters.newton * self.parameters.cg
-
-    def kept(self, products: int) -> KeptJob:
-        """What says that so many products are kept."""
-        return KeptJob(f"{self.name}/at-{products}", f"{self.state}/at-{products}")
-
-    def _begun(self, ledger: Ledger) -> Newton | None:
-        """Where an earlier session was when it kept something last."""
-        for products in range(self.most_products, 0, -1):
-            job = self.kept(products)
-            if ledger.get(job.key) is not None and (found := Newton.read(Path(job.out))):
-                return found
-        return None
-
     def _first(self) -> Array:
         """The W to begin from, as one line."""
         d, r = self.learned.n_inputs(), self.parameters.rank
-        w = np.zeros((d, r), np.float32)
-        if self.before is not None:
-            for cols in self.col_ranges:
-                w[:, cols[0] : cols[1]] = self.before.take(cols)[:, : cols[1] - cols[0]]
+        w = np.zeros((d, r), np.float32) if self.before is None else take(self.before, (0, r))[:, :r]
         return w.reshape(1, -1)
 
-    def loop(self, ledger: Ledger) -> Generator[Phase, list[Receipt], Receipt]:
+    def loop(self) -> Generator[Phase, list[Receipt], Receipt]:
         """Phases of jobs; leaves W in the panels "w"."""
-        p, begun = self.parameters, self._begun(ledger)
-        problem = _Pairs(self, begun)
-        w = self._first() if begun is None else begun.w
-        found, f, products = yield from trust_region(problem, w, p.newton, p.cg, p.cg_tol, p.loss == "squared", begun)
+        p, problem, begun = self.parameters, _Pairs(self), Begun(Path(self.begun), of_loop=True)
+        found, f, products = yield from trust_region(
+            problem, self._first(), p.newton, p.cg, p.cg_tol, p.loss == "squared", begun
+        )
         problem.write("w", found)
         return {"objective_w": float(f[0]), "products": products, **problem.sums}
 
@@ -217,19 +185,17 @@ VECTORS = 8  # of D x r, in a W step over pairs: w, the next one, g, s, residual
 class _Pairs:
     """The problem of a W step, for `trust_region`."""
 
-    def __init__(self, step: WStep, begun: Newton | None = None) -> None:
+    def __init__(self, step: WStep) -> None:
         self._step = step
         self._shape = step.learned.n_inputs(), step.parameters.rank
         self.sums = dict(_READ)
-        self._products, self._kept, self._done = 0, 0, 0  # taken so far; of these kept, and what that took
-        if begun is not None:
-            self._products, self._kept, self._done = begun.products, begun.products, begun.done
+        self._products = 0  # with Hessians, in this session
 
-    def _do(self, jobs: Sequence[Job], kept: bool = False) -> Generator[Phase, list[Receipt], list[Receipt]]:
-        step = self._step
-        span = within(step.span, *(min(1.0, n / step.most_products) for n in (self._products, self._products + 1)))
+    def _do(self, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        step, most = self._step, self._step.parameters.newton * self._step.parameters.cg
+        span = within(step.span, *(min(1.0, n / most) for n in (self._products, self._products + 1)))
         receipts = yield Phase(
-            step.title, jobs, f"solving for {step.title}", span, kept=kept, unit="alternation", number=step.number
+            step.title, jobs, f"solving for {step.title}", span, kept=False, unit="alternation", number=step.number
         )
         for name in self.sums:
             self.sums[name] += sum(receipt.get(name, 0) for receipt in receipts)
@@ -277,7 +243,7 @@ class _Pairs:
         yield from self._do(jobs)
         out = np.empty(self._shape, np.float32)
         for cols in panels.col_ranges:
-            out[:, cols[0] : cols[1]] = panels.take(cols)[:, : cols[1] - cols[0]]
+            out[:, cols[0] : cols[1]] = take(panels, cols)[:, : cols[1] - cols[0]]
         return out.reshape(1, -1)
 
     def value(self, w: Array) -> Generator[Phase, list[Receipt], NDArray[np.float64]]:
@@ -301,22 +267,9 @@ class _Pairs:
         self.write("s", s)
         yield from self._project("s", "b")
         yield from self._mix("a", "b")
-        return (yield from self._backward("s"))
-
-    def stand(self, w: Array) -> Generator[Phase, list[Receipt], None]:
-        """Make its A again."""
-        self.write("w", w)
-        yield from self._project("w", "a")
-
-    def keep(self, at: Newton) -> Generator[Phase, list[Receipt], None]:
-        """A pack, and a line of the ledger, which gets the sums over the jobs before it; what was kept before goes."""
-        step, self._products = self._step, at.products
-        if step.every and at.done >= self._done + step.every:
-            job = step.kept(at.products)
-            at.write(Path(job.out))
-            yield from self._do([job], kept=True)
-            Path(step.kept(self._kept).out).unlink(missing_ok=True)
-            self._kept, self._done = at.products, at.done
+        image = yield from self._backward("s")
+        self._products += 1
+        return image
 
 
 @dataclass(frozen=True)
@@ -337,9 +290,6 @@ class WStepJob:
 
     def run(self) -> Receipt:
         """Solve and store W."""
-        receipt = self.receipt or run_here(self.step.loop(Notes()), Notes())
-        panels = self.step.panels("w")
-        with new_factors(Path(self.out), {"W": panels.columns}) as writers:
-            for first in range(0, panels.n, BLOCK):
-                writers["W"].append(panels.read(first, min(first + BLOCK, panels.n)).ravel())
+        receipt = self.receipt or run_here(self.step.loop(), Notes())
+        copy_factors(Path(self.out), {"W": self.step.panels("w")}, (0, self.step.parameters.rank))
         return {name: receipt[name] for name in receipt if self.receipt is None or name not in _READ}

@@ -15,7 +15,7 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.memoir.draws import Drawn
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import StepsPlan
-from xmc_stream.memoir.solver import Found
+from xmc_stream.memoir.solver import Found, Weights
 from xmc_stream.memoir.state import (
     CLASSES,
     Beside,
@@ -23,10 +23,8 @@ from xmc_stream.memoir.state import (
     read_beside,
     read_dense,
     read_sparse,
-    write_dense,
-    write_sparse,
+    write_vectors,
 )
-from xmc_stream.memoir.weights import Weights
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.kernels.classvectors import RankedRows
 from xmc_stream.mips.lsh import SimpleLSH
@@ -39,10 +37,9 @@ from xmc_stream.store.dataset import Dataset
 class Learner(ABC):
     """W at work. learned (K,): whether a class has rows that are learned from: others are no answers of the oracle."""
 
-    weights: Weights
-
-    def __init__(self, p: MEMOIRParameters, learned: NDArray[np.bool_]) -> None:
-        self._p, self._learned = p, learned
+    def __init__(self, p: MEMOIRParameters, learned: NDArray[np.bool_], vectors: Any) -> None:
+        self._p, self._learned, self.vectors = p, learned, vectors
+        self.weights = Weights(vectors)
         self._oracle: Oracle | None = None
 
     @abstractmethod
@@ -55,16 +52,18 @@ class Learner(ABC):
         """Of rows, so far."""
 
     @abstractmethod
-    def _own(self, classes: NDArray[np.int32], lines: NDArray[np.int32], rows: Any) -> NDArray[np.float32]:
-        """w_c.x_i of pairs."""
-
-    @abstractmethod
     def _made(self, index: Index | None = None) -> Oracle:
         """The oracle, over the vectors as they are. index: that it had, None to make it anew."""
 
     @abstractmethod
-    def predict(self, rows: Any) -> NDArray[np.int64]:
-        """The class of the largest score for each row, of those that have rows; of classes that are zero, one that is drawn."""
+    def _exact(self, by_norm: bool = False) -> Oracle:
+        """The oracle that scores all classes."""
+
+    def predict(self, rows: Any, n: int) -> NDArray[np.int64]:
+        """The class of the largest score for each of n rows, of those that have rows; of classes that are zero, a drawn one."""
+        oracle, none = self._exact(by_norm=self._p.cosine), Labels(np.zeros(n + 1, np.int64), np.empty(0, np.int32))
+        oracle.barred = ~self._learned
+        return oracle.query(rows, none).classes.astype(np.int64)
 
     @abstractmethod
     def load(self, path: Path) -> None:
@@ -77,7 +76,7 @@ class Learner(ABC):
     def pause(self, path: Path) -> list[str]:
         """Leave all that steps depend on; returns names of what `resume` needs of the oracle's index."""
         index = self.oracle.index()
-        self.store(path, {"scale": np.array([self.weights.scale]), "squares": self.weights.vectors.squares, **index})
+        self.store(path, {"scale": np.array([self.weights.scale]), "squares": self.vectors.squares, **index})
         return list(index)
 
     def resume(self, path: Path, names: Sequence[str]) -> None:
@@ -85,7 +84,7 @@ class Learner(ABC):
         self.load(path)
         beside = read_beside(path, ("scale", "squares", *names))
         self.weights.scale = float(beside["scale"][0])
-        self.weights.vectors.squares[:] = beside["squares"]  # sparse ones are kept by differences
+        self.vectors.squares[:] = beside["squares"]  # sparse ones are kept by differences
         self._take_oracle(self._made({name: beside[name] for name in names}))
 
     @property
@@ -106,7 +105,7 @@ class Learner(ABC):
     def find(self, drawn: Drawn, step: int) -> Found:
         """Own scores, and the best other classes."""
         rows, lines, labels = drawn.rows, drawn.places, drawn.labels
-        own = self._own(labels.astype(np.int32), lines.astype(np.int32), rows)
+        own = self.vectors.dots(labels.astype(np.int32), lines.astype(np.int32), rows)
         if self._p.mask:  # the same for all draws of a row
             answers = self.oracle.query(rows, Labels(drawn.own.indptr, drawn.own.indices), step)
             return Found(labels, own, answers.classes[lines].astype(np.int64), answers.scores[lines])
@@ -130,10 +129,8 @@ class SparseLearner(Learner):
     def __init__(
         self, dataset: Dataset, p: MEMOIRParameters, learned: NDArray[np.bool_], seed: int, sizes: StepsPlan
     ) -> None:
-        super().__init__(p, learned)
         self._X, self._d, self._seed, self._threads = dataset.X_rows(), dataset.n_features, seed, sizes.threads
-        self.vectors = ClassVectors(dataset.n_labels, self._d + p.bias, sizes.vectors)
-        self.weights = Weights(self.vectors)
+        super().__init__(p, learned, ClassVectors(dataset.n_labels, self._d + p.bias, sizes.vectors))
 
     def rows(self, numbers: NDArray[np.int64]) -> RankedRows:
         block = self._X.gather(numbers)
@@ -157,19 +154,15 @@ class SparseLearner(Learner):
         at = np.arange(indptr[-1]) + np.repeat(rows.indptr[lines] - indptr[:-1], counts)
         return RankedRows(indptr, rows.ranks[at], rows.features[at], rows.values[at])
 
-    def _own(self, classes: NDArray[np.int32], lines: NDArray[np.int32], rows: RankedRows) -> NDArray[np.float32]:
-        return self.vectors.dots(classes, lines, rows)
-
     def _made(self, index: Index | None = None) -> Oracle:
         p = self._p
         if p.oracle == "exact":
-            return Exact(self.vectors, self._seed, self._threads)
+            return self._exact()
         more = {} if p.candidates is None else {"ef": p.candidates}
         return SmallWorld(self.vectors, self._seed, self._threads, links=p.degree, index=index, **more)
 
-    def predict(self, rows: RankedRows) -> NDArray[np.int64]:
-        exact = Exact(self.vectors, self._seed, self._threads, by_norm=self._p.cosine)
-        return _nothing_excluded(exact, rows, len(rows.indptr) - 1, ~self._learned)
+    def _exact(self, by_norm: bool = False) -> Oracle:
+        return Exact(self.vectors, self._seed, self._threads, by_norm=by_norm)
 
     def load(self, path: Path) -> None:
         for first, some in read_sparse(path, self.vectors.n_classes, self._d + self._p.bias):
@@ -178,7 +171,9 @@ class SparseLearner(Learner):
     def store(self, path: Path, beside: Beside) -> None:
         k = self.vectors.n_classes
         ends = np.concatenate([[0], np.cumsum(self.vectors.n_entries, dtype=np.int64)])
-        write_sparse(path, (self.vectors.export(np.arange(*some)) for some in class_ranges(ends, 0, k)), beside)
+        some = (self.vectors.export(np.arange(*classes)) for classes in class_ranges(ends, 0, k))
+        parts = ({"counts": np.diff(x.indptr), "features": x.indices, "values": x.values} for x in some)
+        write_vectors(path, parts, beside)
 
     @property
     def nnz(self) -> int:
@@ -192,10 +187,8 @@ class DenseLearner(Learner):
         self, dataset: Dataset, p: MEMOIRParameters, learned: NDArray[np.bool_], coordinates: Panels, seed: int,
         sizes: StepsPlan,
     ) -> None:  # fmt: skip
-        super().__init__(p, learned)
+        super().__init__(p, learned, DenseVectors(dataset.n_labels, coordinates.columns, sizes.vectors))
         self._coordinates, self._seed, self._threads, self._n_read = coordinates, seed, sizes.threads, 0
-        self.vectors = DenseVectors(dataset.n_labels, coordinates.columns, sizes.vectors)
-        self.weights = Weights(self.vectors)
 
     def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         self._n_read += len(numbers)
@@ -208,20 +201,14 @@ class DenseLearner(Learner):
     def _taken(self, rows: NDArray[np.float32], lines: NDArray[np.int64]) -> NDArray[np.float32]:
         return rows[lines]
 
-    def _own(
-        self, classes: NDArray[np.int32], lines: NDArray[np.int32], rows: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        return self.vectors.dots(classes, lines, rows)
-
     def _made(self, index: Index | None = None) -> Oracle:
         p = self._p
         if p.oracle == "exact":
-            return DenseExact(self.vectors, self._seed, self._threads)
+            return self._exact()
         return SimpleLSH(self.vectors, self._seed, self._threads, bits=p.bits, candidates=p.candidates, index=index)
 
-    def predict(self, rows: NDArray[np.float32]) -> NDArray[np.int64]:
-        exact = DenseExact(self.vectors, self._seed, self._threads, by_norm=self._p.cosine)
-        return _nothing_excluded(exact, rows, len(rows), ~self._learned)
+    def _exact(self, by_norm: bool = False) -> Oracle:
+        return DenseExact(self.vectors, self._seed, self._threads, by_norm=by_norm)
 
     def load(self, path: Path) -> None:
         for first, lines in read_dense(path, self.vectors.n_classes, self.vectors.n_features):
@@ -229,16 +216,13 @@ class DenseLearner(Learner):
 
     def store(self, path: Path, beside: Beside) -> None:
         k = self.vectors.n_classes
-        write_dense(path, (self.vectors.values[low : low + CLASSES] for low in range(0, k, CLASSES)), beside)
+        write_vectors(
+            path, ({"values": self.vectors.values[low : low + CLASSES]} for low in range(0, k, CLASSES)), beside
+        )
 
     @property
     def nnz(self) -> int:
         return int(np.count_nonzero(self.vectors.values))
-
-
-def _nothing_excluded(oracle: Oracle, rows: Any, n: int, barred: NDArray[np.bool_]) -> NDArray[np.int64]:
-    oracle.barred = barred
-    return oracle.query(rows, Labels(np.zeros(n + 1, np.int64), np.empty(0, np.int32))).classes.astype(np.int64)
 
 
 def learner_of(

@@ -57,10 +57,10 @@ class MEMOIRForecaster(Forecaster):
         parts = {**needs, **({"vectors of classes, at most": grown} if grown else {})}
         phase, n_bytes = "steps", int(passes * (X.nnz * X.entry_bytes + 4 * Y.nnz))
         if p.variant == "lsh":
-            svd = self._svd(plan, p).foreseen()
-            passes, n_bytes = passes + svd.passes, int(passes * 4 * (p.rank * dataset.n_samples + Y.nnz)) + svd.n_bytes
-            if svd.held > sum(parts.values()):
-                phase, parts = "truncated SVD", {"columns of V": svd.held}
+            more, read, held = self._svd(plan, p).foreseen()
+            passes, n_bytes = passes + more, int(passes * 4 * (p.rank * dataset.n_samples + Y.nnz)) + read
+            if held > sum(parts.values()):
+                phase, parts = "truncated SVD", {"columns of V": held}
         return {
             "passes": round(passes, 2),
             "at_most": True,

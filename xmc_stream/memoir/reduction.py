@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from xmc_stream.factors.factors import ColumnRange, Dense, Factor, Panels, SideBySide, new_factors
+from xmc_stream.factors.begun import Begun
+from xmc_stream.factors.factors import ColumnRange, Dense, Factor, Panels, SideBySide, new_factors, take
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding
 from xmc_stream.factors.products import (
     LEAST_COLUMNS,
@@ -34,7 +34,6 @@ from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan
-from xmc_stream.runtime.portion import Portion
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.places import make_folder
 from xmc_stream.system.blas import one_blas_thread
@@ -72,11 +71,7 @@ class DrawJob:
 
 @dataclass(frozen=True)
 class GramJob:
-    """P = X^T (X V) of a range of columns, added up over rows from `first` on, as many as a job should take.
-
-    Sums go row after row. folder: where they are left; begin: those of the rows before. The receipt says before which row they
-    end.
-    """
+    """P = X^T (X V) of a range of columns, row after row. folder: where it is left, and what it has come to."""
 
     learned: Learned
     number: int
@@ -84,18 +79,16 @@ class GramJob:
     before: Dense
     folder: str
     holding: Holding
-    first: int = 0
-    begin: Factor | None = None
 
     @property
     def key(self) -> str:
-        """Iteration, columns and first row."""
-        return f"reduce/{self.number}/{self.cols[0]}-{self.cols[1]}/{self.first}"
+        """Iteration and columns."""
+        return f"reduce/{self.number}/{self.cols[0]}-{self.cols[1]}"
 
     @property
     def out(self) -> Path:
         """A store of the sums."""
-        return Path(self.folder) / f"{self.cols[0]}-{self.cols[1]}.{self.first}"
+        return Path(self.folder) / f"{self.cols[0]}-{self.cols[1]}"
 
     @property
     def sums(self) -> Factor:
@@ -104,26 +97,20 @@ class GramJob:
 
     def run(self) -> Receipt:
         """Multiply and write."""
-        X, last = self.learned.dataset().X_rows(), self.first
-        v, width = self.before.take(self.cols), self.cols[1] - self.cols[0]
-        total, portion = aligned_zeros(v.shape), Portion()
-        if self.begin is not None:
-            for low in range(0, len(total), LINES):
-                some = total[low : low + LINES, :width]
-                some[:] = self.begin.read(low, low + len(some))
+        X, first, begun = self.learned.dataset().X_rows(), 0, Begun(Path(f"{self.out}.begun"))
+        v, width = take(self.before, self.cols), self.cols[1] - self.cols[0]
+        total = aligned_zeros(v.shape)
+        if begun.found:
+            total, first = take(begun.factor("P", width, len(v)), (0, width)), int(begun.read("rows")[0])
         # blocks that stay in memory are those of all rows
-        for x, _ in row_blocks(X, None, ((0 if self.holding.room else self.first, X.n_lines),), self.holding):
-            if x.start < self.first:
-                continue
-            self.learned.add_transposed(x, self.learned.times(x, v), total)
-            last = x.start + x.n
-            if portion.done():
-                break
+        for x, _ in row_blocks(X, None, ((0 if self.holding.room else first, X.n_lines),), self.holding):
+            if x.start >= first:
+                self.learned.add_transposed(x, self.learned.times(x, v), total)
+                begun.keep({"P": total[:, :width], "rows": np.array([x.start + x.n])})
         with new_factors(self.out, {"P": width}) as writers:
             for low in range(0, len(total), LINES):
-                writers["P"].append(np.ascontiguousarray(total[low : low + LINES, :width]).ravel())
-        share = (last - self.first) / max(X.n_lines, 1)
-        return {"last": last, "passes": share * width / self.before.columns, "bytes_read": X.bytes_read}
+                writers["P"].append(total[low : low + LINES, :width].ravel())
+        return {"passes": width / self.before.columns, "bytes_read": X.bytes_read}
 
 
 @dataclass(frozen=True)
@@ -143,7 +130,7 @@ class TurnJob:
     @property
     def key(self) -> str:
         """The iteration."""
-        return turn_key(self.number)
+        return f"reduce/{self.number}/turn"
 
     def run(self) -> Receipt:
         """Turn and write."""
@@ -171,28 +158,11 @@ class TurnJob:
         return {"singular_values": np.sqrt(np.maximum(values[: self.rank], 0.0)).tolist() if self.last else []}
 
 
-def turn_key(number: int) -> str:
-    """Of the job that ends an iteration."""
-    return f"reduce/{number}/turn"
-
-
-def _words(number: int) -> str:
-    return f"reducing the features, pass {number} of {ITERATIONS}"
-
-
 def width_bytes(learned: Learned, width: int) -> int:
     """That some columns of V take in a `GramJob`: themselves, their sums, and what is multiplied and written at a time."""
     return lanes(width) * _ITEM * (
         2 * learned.n_inputs() + 2 * ROW_LINES + LINES
     ) + 4 * learned.dataset().X_rows().block_bytes(ROW_BYTES)
-
-
-class Foreseen(NamedTuple):
-    """Of the SVD. passes: as a run counts them; n_bytes: read from X; held: at most, at a time."""
-
-    passes: int
-    n_bytes: int
-    held: int
 
 
 def vectors_path(work: Path, number: int) -> Path:
@@ -221,8 +191,8 @@ class Reduction:
         """Columns of V in the end."""
         return min(self.rank, self.columns)
 
-    def _sizes(self, columns: int) -> tuple[tuple[ColumnRange, ...], int]:
-        """Ranges of columns that fit into memory, and bytes of X that stays there for all of them, or 0.
+    def _sizes(self, columns: int) -> tuple[tuple[ColumnRange, ...], Holding]:
+        """Ranges of columns that fit into memory, a job each, and what stays there for all of them: X or nothing.
 
         Where it stays there is a range for each thread, as far as they have LEAST_COLUMNS; else each reads X anew, and there
         are as few as fit, and one a process.
@@ -238,88 +208,58 @@ class Reduction:
         few = min(plan.processes, most)
         for parts in range(most, few - 1, -1):
             if taken(parts) + kept <= plan.budget:
-                return column_ranges(columns, job_width(columns, parts)), kept
+                return column_ranges(columns, job_width(columns, parts)), Holding(self.name, kept, kept)
         parts = next(parts for parts in range(few, columns + 1) if taken(parts) <= plan.budget)
-        return column_ranges(columns, job_width(columns, parts)), 0
+        return column_ranges(columns, job_width(columns, parts)), NO_HOLDING
 
-    def col_ranges(self, columns: int) -> tuple[ColumnRange, ...]:
-        """Ranges of columns, a job each."""
-        return self._sizes(columns)[0]
-
-    def _holding(self, columns: int) -> Holding:
-        kept = self._sizes(columns)[1]
-        return Holding(self.name, kept, kept) if kept else NO_HOLDING
-
-    def foreseen(self) -> Foreseen:
-        """What it will take. Raises MemoryLimitError where a column does not fit."""
+    def foreseen(self) -> tuple[int, int, int]:
+        """Passes, as a run counts them; bytes read from X; bytes held at most. Raises MemoryLimitError where no column fits."""
         (col_ranges, stays), (kept, stays_then) = self._sizes(self.columns), self._sizes(self.kept)
         widest = max(last - first for first, last in (*col_ranges, *kept))
-        read = (1 if stays else len(col_ranges) * ITERATIONS) + (0 if stays_then else len(kept))
-        held = min(self.plan.threads, max(len(col_ranges), len(kept))) * width_bytes(self.learned, widest) + stays
+        read = (1 if stays.room else len(col_ranges) * ITERATIONS) + (0 if stays_then.room else len(kept))
+        held = min(self.plan.threads, max(len(col_ranges), len(kept))) * width_bytes(self.learned, widest) + stays.room
         turned = 8 * self.columns * (4 * self.columns + 3 * LINES)
-        return Foreseen(ITERATIONS + 1, read * x_bytes(self.learned.dataset()), max(held, turned))
+        return ITERATIONS + 1, read * x_bytes(self.learned.dataset()), max(held, turned)
 
     def vectors(self) -> Factor:
         """Where V is in the end."""
-        return Factor(str(self._folder(ITERATIONS) / "V"), self.kept, self.learned.n_inputs())
-
-    def _folder(self, number: int) -> Path:
-        return vectors_path(self.work, number)
+        return Factor(str(vectors_path(self.work, ITERATIONS) / "V"), self.kept, self.learned.n_inputs())
 
     def loop(self) -> Loop:
         """Make V; returns its singular values."""
         d, columns, state = self.learned.n_inputs(), self.columns, self.work / "state"
-        make_folder(self._folder(0).parent)
-        yield Phase("truncated SVD", [DrawJob(self.learned, columns, str(self._folder(0)))], "drawing directions")
+        make_folder(vectors_path(self.work, 0).parent)
+        yield Phase(
+            "truncated SVD", [DrawJob(self.learned, columns, str(vectors_path(self.work, 0)))], "drawing directions"
+        )
         receipt: Receipt = {}
         for number in range(1, ITERATIONS + 1):
-            before = Factor(str(self._folder(number - 1) / "V"), columns, d)
-            sums, out = state / f"sums-{number}", self._folder(number)
-            done = self.ledger.get(turn_key(number))
+            before = Factor(str(vectors_path(self.work, number - 1) / "V"), columns, d)
+            sums, out = state / f"sums-{number}", vectors_path(self.work, number)
+            done = self.ledger.get(f"reduce/{number}/turn")
             if done is None:
                 make_folder(sums)
                 make_folder(out.parent)
-                parts = yield from self._sums(number, before, str(sums))
+                words = f"reducing the features, pass {number} of {ITERATIONS}"
+                begin, end = (REDUCED * of / ITERATIONS for of in (number - 1, number))
+                cuts, holding = self._sizes(columns)
+                jobs = [GramJob(self.learned, number, cols, before, str(sums), holding) for cols in cuts]
+                yield Phase("truncated SVD", jobs, words, (begin, end), unit="pass", number=number)
+                parts = SideBySide(tuple(job.sums for job in jobs))
                 turn = TurnJob(number, parts, before, self.kept, number == ITERATIONS, str(out))
-                end = REDUCED * number / ITERATIONS
-                (done,) = yield Phase("truncated SVD", [turn], _words(number), (end, end), unit="pass", number=number)
+                (done,) = yield Phase("truncated SVD", [turn], words, (end, end), unit="pass", number=number)
             receipt = done
             remove(sums)
-            remove(self._folder(number - 1).parent)
+            remove(vectors_path(self.work, number - 1).parent)
         return receipt
 
-    def _sums(self, number: int, before: Dense, folder: str) -> Generator[Phase, list[Receipt], SideBySide]:
-        """P of an iteration: jobs for each range of columns go on until they have gone over all rows."""
-        n = self.learned.dataset().n_samples
-        cuts, holding = self.col_ranges(self.columns), self._holding(self.columns)
-        jobs = {cols: GramJob(self.learned, number, cols, before, folder, holding) for cols in cuts}
-        going = list(jobs.values())
-        while going:
-            done = min(job.first for job in going) / max(n, 1)
-            span = REDUCED * (number - 1 + done) / ITERATIONS, REDUCED * number / ITERATIONS
-            receipts = yield Phase("truncated SVD", going, _words(number), span, unit="pass", number=number)
-            for job in going:
-                if job.begin is not None:
-                    remove(Path(job.begin.path).parent)
-            going = [
-                replace(job, first=receipt["last"], begin=job.sums)
-                for job, receipt in zip(going, receipts, strict=True)
-                if receipt["last"] < n
-            ]
-            jobs |= {job.cols: job for job in going}
-        return SideBySide(tuple(jobs[cols].sums for cols in cuts))
-
-    def projected(self) -> Panels:
-        """X V, in files of the scratch, which every session makes anew."""
-        n = self.learned.dataset().n_samples
-        return Panels(str(self.work / "scratch" / "coordinates"), n, self.col_ranges(self.kept))
-
-    def project(self) -> Loop:
-        """Make `projected`."""
-        out, holding = self.projected(), self._holding(self.kept)
+    def project(self) -> Generator[Phase, list[Receipt], Panels]:
+        """Make X V, in files of the scratch, which every session makes anew."""
+        n, (col_ranges, holding) = self.learned.dataset().n_samples, self._sizes(self.kept)
+        out = Panels(str(self.work / "scratch" / "coordinates"), n, col_ranges)
         jobs = [
-            ProjectJob(self.learned, "coordinates", cols, self.vectors(), out, ((0, out.n),), holding)
-            for cols in out.col_ranges
+            ProjectJob(self.learned, "coordinates", cols, self.vectors(), out, ((0, n),), holding)
+            for cols in col_ranges
         ]
         yield Phase("coordinates of the rows", jobs, "reducing the rows", (REDUCED, REDUCED), kept=False)
-        return {}
+        return out

@@ -5,7 +5,7 @@ The loop is a generator, as that of `ppdsparse.run`. All it decides comes from r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,7 @@ class MEMOIRRun:
         if p.variant == "lsh":
             made = yield from reduction.loop()
             reduced = {"rank": reduction.kept, "singular_values": made["singular_values"], "threshold": 0.0}
-            yield from reduction.project()
-            data = Data(data.path, data.work, p, self.seed, data.share, reduction.projected())
+            data = replace(data, reduced=(yield from reduction.project()))
         make_folder(self.work / "state" / "steps")
         history, best, state = yield from self._steps(data)
         decided: dict[str, Any] = {}

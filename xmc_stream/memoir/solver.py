@@ -19,7 +19,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.memoir.parameters import MEMOIRParameters
-from xmc_stream.memoir.weights import Weights
+
+_LEAST_SCALE = 1e-3  # below it the scale goes into the vectors
+
+
+class Weights:
+    """W in memory: a scale times vectors of classes, sparse or dense. What multiplies all of W touches the scale alone."""
+
+    def __init__(self, vectors: Any) -> None:
+        self.vectors, self.scale = vectors, 1.0
+
+    @property
+    def norm(self) -> float:
+        """||W||_F."""
+        return self.scale * math.sqrt(float(self.vectors.squares.sum()))
+
+    def times(self, factor: float) -> None:
+        """W *= factor; W = 0 where that is not above 0."""
+        if factor <= 0.0:
+            self.vectors.clear(np.arange(self.vectors.n_classes))
+            self.scale = 1.0
+        else:
+            self.scale *= factor
+            if self.scale < _LEAST_SCALE:
+                self.fold()
+
+    def fold(self) -> None:
+        """Put the scale into the vectors."""
+        if self.scale != 1.0:
+            self.vectors.scale(self.scale)
+            self.scale = 1.0
 
 
 class Found(NamedTuple):
@@ -61,12 +90,13 @@ def take_step(
         w.times(1.0 - eta * p.penalty)
     each = eta / max(len(lines), 1)
     steps = np.tile([each, -each], len(taken))
-    w.add(classes, np.repeat(lines[taken], 2), steps, rows)
+    w.vectors.add(classes, np.repeat(lines[taken], 2), steps / w.scale, rows)
     if p.variant == "l1":
         if len(touched):
-            w.soften(touched, p.gamma * p.penalty * eta * n_classes / len(touched))
+            threshold = p.gamma * p.penalty * eta * n_classes / len(touched)
+            w.vectors.shrink(touched, threshold=threshold / w.scale)
         if p.truncate:
-            w.truncate(p.truncate)
+            w.vectors.shrink(cut=w.vectors.smallest(p.truncate * math.sqrt(float(w.vectors.squares.sum()))))
     else:
         norm = w.norm
         if norm * math.sqrt(p.penalty) > 1.0:

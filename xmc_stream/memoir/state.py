@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.store.chunks import open_array, read_small
-from xmc_stream.store.packing import PackedArrayWriter, PackWriter, new_pack
+from xmc_stream.store.packing import PackedArrayWriter, new_pack
 
 CLASSES, ENTRIES = 4096, 1 << 18  # written or read at a time, at most; a class at least
 
@@ -34,37 +34,20 @@ def state_path(work: Path, number: int, first: int) -> Path:
     return work / "state" / "steps" / f"{number:06d}-{first:09d}"
 
 
-def write_sparse(path: Path, vectors: Iterator[CSR], beside: Beside) -> None:
-    """Leave sparse vectors durably; they come some classes at a time, with ascending features."""
-    counts: list[NDArray[np.int64]] = []
+def write_vectors(path: Path, parts: Iterable[Mapping[str, NDArray[Any]]], beside: Beside) -> None:
+    """Leave vectors durably. parts: arrays by name, some classes at a time: `read_sparse` and `read_dense` say which."""
     with new_pack(path) as pack:
-        features, values = (
-            PackedArrayWriter(pack, name, dtype) for name, dtype in (("features", np.int32), ("values", np.float32))
-        )
-        for some in vectors:
-            counts.append(np.diff(some.indptr))
-            features.append(some.indices)
-            values.append(some.values)
-        features.close()
-        values.close()
-        pack.write("counts", np.concatenate(counts))
-        _write_beside(pack, beside)
-
-
-def write_dense(path: Path, lines: Iterator[NDArray[np.float32]], beside: Beside) -> None:
-    """Leave a dense matrix durably; its lines come some at a time."""
-    with new_pack(path) as pack:
-        values = PackedArrayWriter(pack, "values", np.float32)
-        for some in lines:
-            values.append(some.reshape(-1))
-        values.close()
-        _write_beside(pack, beside)
-
-
-def _write_beside(pack: PackWriter, beside: Beside) -> None:
-    for name, values in beside.items():
-        line = values.reshape(-1)
-        pack.write(f"beside/{name}", line.view(np.uint8) if line.dtype == np.bool_ else line)
+        writers: dict[str, PackedArrayWriter] = {}
+        for part in parts:
+            for name, values in part.items():
+                if name not in writers:
+                    writers[name] = PackedArrayWriter(pack, name, values.dtype)
+                writers[name].append(values.reshape(-1))
+        for writer in writers.values():
+            writer.close()
+        for name, values in beside.items():
+            line = values.reshape(-1)
+            pack.write(f"beside/{name}", line.view(np.uint8) if line.dtype == np.bool_ else line)
 
 
 def read_beside(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
@@ -76,7 +59,7 @@ def read_beside(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
 def read_sparse(
     path: Path, n_classes: int, n_features: int, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[int, CSR]]:
-    """The vectors of classes start .. stop - 1, some at a time, from the first named on.
+    """The vectors of classes start .. stop - 1, some at a time, from the first named on: counts, ascending features, values.
 
     Raises StoreError where they cannot be those of so many classes and features.
     """
@@ -101,7 +84,7 @@ def read_sparse(
 
 
 def read_dense(path: Path, n_classes: int, rank: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Some lines at a time, from the first named on. Raises StoreError for what cannot be."""
+    """Some lines (values) at a time, from the first named on. Raises StoreError for what cannot be."""
     values = open_array(path / "values")
     if values.size != n_classes * rank or values.dtype != np.float32:
         raise _damaged(path)

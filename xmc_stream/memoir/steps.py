@@ -162,7 +162,7 @@ class StepsJob:
             stop_if_unwanted()
             some = rows[low : low + at_a_time]
             own = Y.gather(some)
-            best = learner.predict(learner.rows(some))
+            best = learner.predict(learner.rows(some), len(some))
             labels.append(own.indices.astype(np.int64))
             predicted.append(np.repeat(best, np.diff(own.indptr)))
         if not labels or not sum(map(len, labels)):

@@ -137,6 +137,10 @@ class ClassVectors:
         numbers = np.float32(scale), np.float32(threshold), np.float32(cut)
         return int(kernels.shrink(np.ascontiguousarray(chosen, np.int32), *numbers, self.tables))
 
+    def scale(self, factor: float) -> None:
+        """W *= factor."""
+        self.shrink(scale=factor)
+
     def smallest(self, bound: float) -> float:
         """A magnitude t: the entries |w| <= t are the most, smallest first, whose l2 norm together is at most `bound`.
 
