@@ -25,7 +25,7 @@ from xmc_stream.lowrank.scale import ScaleJob
 from xmc_stream.lowrank.solver import Descent, loss_curvatures, loss_slopes, loss_values
 from xmc_stream.lowrank.w_step import WStep, _Pairs
 from xmc_stream.runtime import portion
-from xmc_stream.runtime.job import Notes, run_here
+from xmc_stream.runtime.job import Notes, Phase, run_here
 
 LIMIT = "4GB"  # bounds the whole process of the tests
 
@@ -225,9 +225,9 @@ def test_streamed_products_are_those_of_dense_matrices(loss: str, observed: str,
     p = LEMLParameters(r, lam, loss=loss, observed=observed, bias=bias)
     labels, rows = Factor(str(tmp_path / "factors" / "H"), r, 6), ((0, 1024), (1024, 2048), (2048, 2500))
     step = WStep(
-        learned, "w/1", "W", 1, p, p.lam_for(0.0), ((0, 2), (2, 5)), rows, labels, None, str(tmp_path / "scratch"),
+        learned, "w/1", p, p.lam_for(0.0), ((0, 2), (2, 5)), rows, labels, None, str(tmp_path / "scratch"),
         ((0, 1000), (1000, 2500)), Holding("products", 20_000, 40_000),
-        str(tmp_path / "begun"),
+        str(tmp_path / "begun"), Phase("W", ()),
     )  # fmt: skip
     (tmp_path / "scratch").mkdir()
 

@@ -171,7 +171,7 @@ def test_a_w_step_that_is_killed_goes_on_from_what_it_kept(
     in_parts(monkeypatch)
     whole = xs.LEML(**WAYS[way]).fit(data, model=tmp_path / "whole")
     work = tmp_path / "m.partial"
-    begun = work / "state" / "w-2" / ("0-7.begun" if way == "columns" else "all.begun")
+    begun = work / "state" / "w-2" / ("0-7.kept" if way == "columns" else "all.kept")
     with Forked(killed, str(data), str(tmp_path / "m"), way) as run:
         assert run.wait_until(begun.exists), run.stderr
     steps = number_in(begun)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import LINES, Dense, Factor
+from xmc_stream.factors.factors import Dense, Factor, by_lines
 from xmc_stream.runtime.portion import Portion
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.packing import PackedArrayWriter, new_pack
@@ -50,13 +50,6 @@ class Begun:
         with new_pack(self.path) as pack:
             for name, values in state.items():
                 writer = PackedArrayWriter(pack, name, values.dtype if isinstance(values, np.ndarray) else np.float32)
-                for lines in _some_lines(values):
+                for lines in by_lines(values):
                     writer.append(lines.ravel())
                 writer.close()
-
-
-def _some_lines(values: NDArray[Any] | Dense) -> Iterator[NDArray[Any]]:
-    n = len(values) if isinstance(values, np.ndarray) else values.n
-    for first in range(0, n, LINES):
-        last = min(first + LINES, n)
-        yield values[first:last] if isinstance(values, np.ndarray) else values.read(first, last)

@@ -100,20 +100,14 @@ class Panels:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
             fd = os.open(self._file(cols), how)
         try:
-            view, at = (
-                np.ascontiguousarray(lines, np.float32).reshape(-1).view(np.uint8).data,
-                first * lines.shape[1] * _ITEM,
-            )
-            while view.nbytes:
-                written = os.pwrite(fd, view, at)
-                view, at = view[written:], at + written
+            at = first * lines.shape[1] * _ITEM
+            for some in by_lines(lines):
+                view = np.ascontiguousarray(some, np.float32).reshape(-1).view(np.uint8).data
+                while view.nbytes:
+                    written = os.pwrite(fd, view, at)
+                    view, at = view[written:], at + written
         finally:
             os.close(fd)
-
-    def move(self, cols: ColumnRange, to: Panels) -> None:
-        """Give one of the ranges of columns to other panels."""
-        Path(to.folder).mkdir(parents=True, exist_ok=True)
-        os.replace(self._file(cols), to._file(cols))
 
     def _fill(self, cols: ColumnRange, first: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """Lines of one range of columns, from `first` on, into an array of its own."""
@@ -211,6 +205,14 @@ def read_columns(source: Dense, cols: ColumnRange, first: int, last: int) -> NDA
     return lines if lines.shape[1] == cols[1] - cols[0] else np.ascontiguousarray(lines[:, cols[0] : cols[1]])
 
 
+def by_lines(source: Dense | NDArray[Any], step: int = LINES) -> Iterator[NDArray[Any]]:
+    """All lines of a matrix, so many at a time."""
+    n = len(source) if isinstance(source, np.ndarray) else source.n
+    for first in range(0, n, step):
+        last = min(first + step, n)
+        yield source[first:last] if isinstance(source, np.ndarray) else source.read(first, last)
+
+
 def take(source: Dense, cols: ColumnRange) -> NDArray[np.float32]:
     """Columns [begin, end) of all lines, and columns of zeros after them up to `lanes`."""
     out = aligned_zeros((source.n, lanes(cols[1] - cols[0])))
@@ -220,12 +222,12 @@ def take(source: Dense, cols: ColumnRange) -> NDArray[np.float32]:
     return out
 
 
-def copy_factors(path: Path, sources: Mapping[str, Dense], cols: ColumnRange) -> None:
+def copy_factors(path: Path, sources: Mapping[str, Dense | NDArray[np.float32]], cols: ColumnRange) -> None:
     """Store columns [begin, end) of matrices as factors."""
     with new_factors(path, dict.fromkeys(sources, cols[1] - cols[0])) as writers:
         for name, source in sources.items():
-            for first in range(0, source.n, LINES):
-                writers[name].append(read_columns(source, cols, first, min(first + LINES, source.n)).ravel())
+            for lines in by_lines(source):
+                writers[name].append(lines[:, cols[0] : cols[1]].ravel())
 
 
 class LowRankFactors(StoredModel):

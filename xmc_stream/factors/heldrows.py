@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from xmc_stream.factors.products import Rows, entries_bytes, lines_of, ranged_blocks, rows_bytes, to_hold
+from xmc_stream.factors.products import Rows, entries_bytes, lines_of, ranged_blocks, to_hold
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.system.memory import return_freed_memory, when_room_is_needed
 
@@ -57,7 +57,7 @@ class _Share:
         left = self.n_bytes
         for (x,) in stream((X,), row_bytes, *rows, lines_of(row_bytes)):
             mine = x.start, x.start + x.n
-            left -= rows_bytes(X, x) + (0 if Y is None else entries_bytes(Y, mine))
+            left -= sum(entries_bytes(matrix, mine) for matrix in (X, Y) if matrix is not None)
             if left < 0:
                 return
             yield to_hold(x, X.shape[1]), None if Y is None else Y.block(*mine)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.factors.factors import FACTORS, LowRankFactors
+from xmc_stream.factors.factors import FACTORS, LowRankFactors, by_lines
 from xmc_stream.factors.forecast import ScoreForecaster
 from xmc_stream.factors.predict import HeldFactors, ScoreRun, held_needs
 from xmc_stream.factors.warmup import ScoreWarmUp
@@ -20,7 +20,6 @@ from xmc_stream.runtime.check import checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.runtime.plan import Forecaster
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.model import UNIT
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class LowRankModel(LowRankFactors, Model):
 
     def _hash_weights(self, update: Callable[[Any], None]) -> None:
         for factor in (self.factor("W"), self.factor("H")):
-            for start in range(0, factor.n, UNIT):
-                update(factor.read(start, min(start + UNIT, factor.n)).data)
+            for lines in by_lines(factor):
+                update(lines.data)
 
     def factors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Both factors in memory, float32 arrays: W (D x rank) and H (K x rank). The scores of x are x W H^T.

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import LINES, ColumnRange, Factor, LowRankFactors, Panels, take
+from xmc_stream.factors.factors import LINES, ColumnRange, LowRankFactors, Panels, take
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, tiles
 from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.blocks import Labels
@@ -164,23 +164,12 @@ def held_needs(model: LowRankFactors) -> dict[str, int]:
     }
 
 
-class _HeldLines:
-    """A factor in memory."""
-
-    def __init__(self, factor: Factor) -> None:
-        self.n = factor.n
-        self._lines = factor.read(0, factor.n)
-
-    def read(self, first: int, last: int) -> NDArray[np.float32]:
-        return self._lines[first:last]
-
-
 class HeldFactors:
     """Both factors in memory."""
 
     def __init__(self, model: LowRankFactors) -> None:
         self._rank, self._learned = model.rank, Learned("", 0, 0.0, model.bias_row)
-        self._w, self._h = take(model.factor("W"), (0, model.rank)), _HeldLines(model.factor("H"))
+        self._w, self._h = take(model.factor("W"), (0, model.rank)), model.factor("H").read(0, model.n_labels)
         starts = range(0, model.n_labels, BLOCK)
         self._by = {low: rescaling_of(model, low, min(low + BLOCK, model.n_labels)) for low in starts}
 

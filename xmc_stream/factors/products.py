@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import ColumnRange, Dense, Panels
+from xmc_stream.factors.factors import ColumnRange, Dense, Panels, by_lines
 from xmc_stream.factors.kernels.ranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.heldout import HELD_OUT, held_out
@@ -85,12 +85,9 @@ def lines_of(row_bytes: int) -> int:
 
 def ranged(block: Block, n_features: int, places: Array | None = None, values: Array | None = None) -> Rows:
     """A block of X by ranges of features, where X has many. places, values: to fill, in the place of new arrays."""
-    return by_ranges(block, n_features, places, values) if range_bits(n_features) else block
-
-
-def by_ranges(block: Block, n_features: int, places: Array | None = None, values: Array | None = None) -> RangedBlock:
-    """The same, of an X that has many features."""
     bits, nnz = range_bits(n_features), len(block.indices)
+    if not bits:
+        return block
     places = np.empty(nnz, np.uint32) if places is None else places
     values = np.empty(nnz, np.float32) if values is None else values
     starts = np.empty(((n_features - 1) >> bits) + 2, np.int64)
@@ -111,7 +108,7 @@ def ranged_blocks(X: SparseMatrix, rows: tuple[int, int], row_bytes: int) -> Ite
 def to_hold(block: Block, n_features: int) -> Rows:
     """A block of a stream, as `ranged_blocks` gives it, in memory of its own."""
     if range_bits(n_features):
-        return by_ranges(block, n_features)
+        return ranged(block, n_features)
     data = None if block.data is None else block.data.copy()
     return Block(block.start, block.indptr, block.indices.copy(), data)
 
@@ -166,6 +163,12 @@ class Learned:
         held_out(np.arange(first, first + n), self.seed, self.share, out)
         return out
 
+    def leave_out(self, first: int, lines: Array) -> None:
+        """Make lines zero that belong to rows which are held out, of rows from `first` on."""
+        held_out = self.kept_out(first, len(lines))
+        if held_out is not None:
+            lines[held_out] = 0
+
 
 def column_ranges(rank: int, width: int) -> tuple[ColumnRange, ...]:
     """Ranges of so many columns, a job each."""
@@ -194,12 +197,6 @@ def times(block: Rows, dense: Array, room: Array | None = None) -> Array:
     return out
 
 
-def x_bytes(dataset: Dataset) -> int:
-    """Of X in memory."""
-    X = dataset.X_rows()
-    return int(X.nnz * X.entry_bytes + 8 * (X.n_lines + 1))
-
-
 def held_bytes(dataset: Dataset) -> int:
     """Of X and Y in memory, as products take them: see `entries_bytes`."""
     rows = 0, dataset.n_samples
@@ -209,16 +206,7 @@ def held_bytes(dataset: Dataset) -> int:
 def entries_bytes(matrix: SparseMatrix, rows: tuple[int, int]) -> int:
     """Of rows [first, last) in memory: with their values, or by ranges of features."""
     begin, end = matrix.entries(*rows)
-    return _of_rows(matrix, end - begin, rows[1] - rows[0])
-
-
-def rows_bytes(matrix: SparseMatrix, block: Block) -> int:
-    """The same, of a block."""
-    return _of_rows(matrix, len(block.indices), block.n)
-
-
-def _of_rows(matrix: SparseMatrix, entries: int, rows: int) -> int:
-    return max(8, matrix.entry_bytes) * entries + 16 * rows  # a block has an item of indptr more than rows
+    return max(8, matrix.entry_bytes) * (end - begin) + 16 * (rows[1] - rows[0])  # a block has one item of indptr more
 
 
 def held_out_metrics(learned: Learned, scores: Panels, labels: Dense, criterion: str) -> Receipt:
@@ -245,18 +233,10 @@ def held_out_metrics(learned: Learned, scores: Panels, labels: Dense, criterion:
 _NOTHING = Labels(np.empty(0, np.int64), np.empty(0, np.int64))  # pairs that are barred
 
 
-class Lines(Protocol):
-    """Lines of a dense matrix, on disk or in memory: how many, and lines [first, last)."""
-
-    @property
-    def n(self) -> int: ...
-    def read(self, first: int, last: int) -> NDArray[np.float32]: ...
-
-
-def tiles(lines: Array, labels: Lines) -> Iterator[tuple[int, Array]]:
+def tiles(lines: Array, labels: Dense | Array) -> Iterator[tuple[int, Array]]:
     """Lines of A times H^T, by tiles of classes: the first class, scores (rows x classes)."""
-    for low in range(0, labels.n, BLOCK):
-        yield low, lines @ labels.read(low, min(low + BLOCK, labels.n)).T
+    for number, some in enumerate(by_lines(labels, BLOCK)):
+        yield number * BLOCK, lines @ some.T
 
 
 def _auc(lines: Array, labels: Dense, y: Block) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from xmc_stream.factors.factors import ColumnRange, Dense, Panels, take
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding, Pair, held_or_read
-from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned, blocks, csr
+from xmc_stream.factors.products import ROW_BYTES, Learned, blocks, csr
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.products import add_transposed
 from xmc_stream.runtime.job import Receipt
@@ -68,7 +68,6 @@ class ProjectJob:
                 lengths = np.diff(y.indptr)
                 positives += int((lengths if held_out is None else lengths[~held_out[low : low + y.n]]).sum())
         if self.sums is not None:
-            for first in range(0, len(total), BLOCK):
-                self.sums.write(self.cols, first, total[first : first + BLOCK, :width])
+            self.sums.write(self.cols, 0, total[:, :width])
         share = width / self.out.columns * sum(last - first for first, last in self.parts) / max(self.out.n, 1)
         return {"positives": positives, "passes": share, "bytes_read": X.bytes_read + (Y.bytes_read if Y else 0)}

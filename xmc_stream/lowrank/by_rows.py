@@ -54,8 +54,7 @@ class PartJob:
         begin, end = ridges.cols
         for cols in self.out.col_ranges:
             if begin <= cols[0] and cols[1] <= end:
-                for first in range(0, len(total), LINES):
-                    self.out.write(cols, first, total[first : first + LINES, cols[0] - begin : cols[1] - begin])
+                self.out.write(cols, 0, total[:, cols[0] - begin : cols[1] - begin])
         share = ridges.width / ridges.labels.columns / len(ridges.parts)
         return {"passes": share, "bytes_read": X.bytes_read + Y.bytes_read}
 
@@ -219,7 +218,7 @@ def solve_ridges(
         return (yield replace(phase, jobs=jobs))
     # a folder of this W step: a job of an earlier one may come late
     by_rows, most = _ByRows(jobs, products, scratch / "ridges" / jobs[0].name.replace("/", "-")), jobs[0].cg
-    begun = Begun(Path(jobs[0].out).parent / "all.begun", of_loop=True)
+    begun = Begun(Path(jobs[0].out).parent / "all.kept", of_loop=True)
     number, vectors, receipts = -1, dict[str, Dense](), [{"going": True}] * len(jobs)
     if begun.found:
         number, vectors, receipts = _go_on(begun, jobs)

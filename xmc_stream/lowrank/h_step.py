@@ -73,7 +73,7 @@ class LabelsJob:
                 f = run_alone(problem.value(h))
             else:
                 h[problem.n_pairs == 0] = 0
-                begun = Begun(Path(f"{self.folder}/{self._range}.begun"))
+                begun = Begun(Path(f"{self.folder}/{self._range}.kept"))
                 h, f, _ = run_alone(trust_region(problem, h, p.newton, p.cg, p.cg_tol, begun=begun))
         with new_pack(Path(self.folder) / self._range) as pack:
             pack.write("H", h.astype(np.float32).ravel())
@@ -178,9 +178,7 @@ class _Labels:
         return out
 
     @staticmethod
-    def _add_grams(pairs: AllPairs | GivenPairs, a: Array, held_out: Any, low: int, grams: Array, right: Array) -> None:
-        if not isinstance(pairs, GivenPairs):
-            raise TypeError("all pairs of the squared loss are solved by lowrank.steps")
+    def _add_grams(pairs: Any, a: Array, held_out: Any, low: int, grams: Array, right: Array) -> None:
         rows = np.repeat(np.arange(len(a)), np.diff(pairs.indptr))
         kept = (pairs.labels >= low) & (pairs.labels < low + len(grams))
         if held_out is not None:

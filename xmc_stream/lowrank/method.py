@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from xmc_stream.factors.products import held_bytes
 from xmc_stream.lowrank.cplst import CPLSTRun
-from xmc_stream.lowrank.leml import LEMLProbe, LEMLRun, most_passes
+from xmc_stream.lowrank.leml import LEMLRun, most_passes
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.lowrank.plan import lowrank_needs, plan_lowrank
+from xmc_stream.lowrank.run import LowRankRun
 from xmc_stream.lowrank.warmup import LEMLWarmUp
 from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+
+# of a sparse product in a second, on one thread; columns that take as long as an entry itself: guesses, for a time that is
+# said to be about so long
+_MULTIPLY_ADDS, _ENTRY = 1e10, 32
 
 
 @dataclass(frozen=True)
@@ -27,17 +32,16 @@ class AlternationForecaster(Forecaster):
 
     task: Task
     steps: LEMLParameters
-    once: Callable[[Job], Receipt]
 
     def check(self, plan: MemoryPlan) -> None:
         """Whether single columns fit."""
         plan_lowrank(plan, self.task.dataset, self.steps)
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
-        """By a probe of the first rows."""
+        """Without a probe."""
         dataset, sizes = self.task.dataset, plan_lowrank(plan, self.task.dataset, self.steps)
-        probe = self.once(LEMLProbe(str(dataset.path), self.steps, self.task.seed, sizes.widest[0]))
         passes, ranges = most_passes(self.steps), len(sizes.products or sizes.col_ranges)
+        work = dataset.X_rows().nnz * (self.steps.rank + _ENTRY)
         scaled, parts = int(self.steps.lam is None), lowrank_needs(plan, dataset, self.steps, *sizes.widest)
         read = (passes - scaled) * ranges * (1 - parts["rows"] / held_bytes(dataset))  # of the rows that do not stay
         n_bytes = int((1 + scaled + read) * 8 * dataset.X_rows().nnz)
@@ -50,7 +54,7 @@ class AlternationForecaster(Forecaster):
             "bytes_gathered": 0,
             "peak_phase": "W step",
             "peak_parts": parts,
-            "seconds": round(passes * probe["seconds"] / (plan.threads * plan.processes), 1),
+            "seconds": round(passes * work / _MULTIPLY_ADDS / (plan.threads * plan.processes), 1),
         }
 
 
@@ -62,6 +66,16 @@ class _LowRankMethod(Method):
         "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3", "held_out_P@5", "held_out_auc", "rank", "n_learned",
         "n_held_out", "history",
     )  # fmt: skip
+
+    runs: ClassVar[type[LowRankRun]]
+
+    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> AlternationForecaster:
+        """From sizes alone."""
+        return AlternationForecaster(task, task.parameters.steps(task.dataset.n_features, task.dataset.n_labels))
+
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> LowRankRun:
+        """Alternation after alternation, or iteration after iteration."""
+        return self.runs(task.dataset, work, task.parameters, task.seed, plan, ledger)
 
     def warm_up(self, task: Task) -> Job:
         """Train by LEML on a few rows."""
@@ -92,38 +106,15 @@ class LEMLMethod(_LowRankMethod):
     """Low-rank learning of all labels at once (Yu et al. 2014)."""
 
     parameters = LEMLParameters
+    runs = LEMLRun
 
     def reads_mask(self, parameters: LEMLParameters) -> bool:
         """Where only given pairs count."""
         return parameters.observed == "given"
-
-    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> AlternationForecaster:
-        """It probes when it is asked for a forecast."""
-        return AlternationForecaster(task, task.parameters, once)
-
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> LEMLRun:
-        """Alternation after alternation."""
-        return LEMLRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
 
 
 class CPLSTMethod(_LowRankMethod):
     """The closed form of LEML's squared loss without lam (Chen, Lin 2012)."""
 
     parameters = CPLSTParameters
-
-    def _steps(self, task: Task) -> LEMLParameters:
-        parameters: CPLSTParameters = task.parameters
-        return parameters.steps(task.dataset.n_features, task.dataset.n_labels)
-
-    def check(self, task: Task) -> None:
-        """The rank is below D and K."""
-        super().check(task)
-        self._steps(task)
-
-    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> AlternationForecaster:
-        """It probes when it is asked for a forecast."""
-        return AlternationForecaster(task, self._steps(task), once)
-
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> CPLSTRun:
-        """Iteration after iteration."""
-        return CPLSTRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
+    runs = CPLSTRun

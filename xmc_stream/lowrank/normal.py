@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.begun import Begun
-from xmc_stream.factors.factors import ColumnRange, Dense, Factor, new_factors, take
+from xmc_stream.factors.factors import ColumnRange, Dense, Factor, copy_factors, take
 from xmc_stream.factors.products import Learned, blocks, csr, times
 from xmc_stream.lowrank.solver import solve_gram
 from xmc_stream.lowrank.steps import read_sum, write_sum
@@ -54,7 +54,7 @@ class NormalJob:
     def run(self) -> Receipt:
         """Sum and write."""
         learned, dataset, width = self.learned, self.learned.dataset(), self.cols[1] - self.cols[0]
-        X, Y, begun, first = dataset.X_rows(), dataset.Y_rows(), Begun(Path(f"{self.out}.begun")), 0
+        X, Y, begun, first = dataset.X_rows(), dataset.Y_rows(), Begun(Path(f"{self.out}.kept")), 0
         total = np.zeros((learned.n_inputs(), width))
         if begun.found:
             total, first = begun.read("sum").reshape(total.shape), int(begun.read("rows")[0])
@@ -110,8 +110,7 @@ class NormalSolveJob:
         right *= scale[:, None]
         with one_blas_thread():
             w = solve_gram(gram, np.ascontiguousarray(right.T), _LEAST).T * scale[:, None]
-        with new_factors(Path(self.out), {"W": len(values)}) as writers:
-            writers["W"].append(np.ascontiguousarray(w, np.float32).ravel())
+        copy_factors(Path(self.out), {"W": w.astype(np.float32)}, (0, len(values)))
         return {"steps": 1}
 
     def _side_by_side(self, files: tuple[str, ...]) -> NDArray[np.float64]:

@@ -99,6 +99,10 @@ class LEMLParameters(Parameters):
 
     direct: ClassVar[bool] = False  # whether W steps go by the normal equations
 
+    def steps(self, n_features: int, n_labels: int) -> LEMLParameters:
+        """Of its W steps: these."""
+        return self
+
     @property
     def closed(self) -> bool:
         """Whether products over all pairs come down to products of r x r matrices: squared loss, full labels."""

@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from xmc_stream.factors.begun import Begun
-from xmc_stream.factors.factors import ColumnRange, Dense, Factor, new_factors, take
+from xmc_stream.factors.factors import ColumnRange, Dense, Factor, copy_factors, take
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding, held_or_read
-from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned, RangedBlock, lines_of, times
+from xmc_stream.factors.products import ROW_BYTES, Learned, lines_of, times
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.lowrank.solver import VECTORS, Array, Descent, Progress
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, SparseMatrix, stream
+from xmc_stream.store.matrix import SparseMatrix, stream
 
 _LARGE = 1 << 24  # entries of X, from which on its sums are taken in parts
 _PART = 128  # entries of a part for each feature, at least: to add its D x c sum takes a fiftieth of making it
@@ -84,7 +84,7 @@ class Ridges:
                 scores = self.learned.times(x, w, of_scores)
                 self._scale(scores)
                 targets -= scores
-            self._leave_out(x, targets)
+            self.learned.leave_out(x.start, targets)
             self.learned.add_transposed(x, targets, out)
 
     def product(self, part: int, X: SparseMatrix, Y: SparseMatrix, direction: Array, out: Array) -> None:
@@ -94,7 +94,7 @@ class Ridges:
         for x, _ in held_or_read(X, Y, self.parts[part], self.row_bytes, self.holding):
             scores = self.learned.times(x, direction, room)
             self._scale(scores)
-            self._leave_out(x, scores)
+            self.learned.leave_out(x.start, scores)
             self.learned.add_transposed(x, scores, out)
 
     @staticmethod
@@ -112,11 +112,6 @@ class Ridges:
         values = np.zeros(lines.shape[1], np.float32)
         values[: self.width] = self.values
         lines *= values
-
-    def _leave_out(self, x: Block | RangedBlock, lines: Array) -> None:
-        held_out = self.learned.kept_out(x.start, x.n)
-        if held_out is not None:
-            lines[held_out] = 0
 
 
 @dataclass(frozen=True)
@@ -143,7 +138,7 @@ class RidgeJob:
     def run(self) -> Receipt:
         """Solve; the receipt has steps and passes over X."""
         ridges, width, dataset = self.ridges, self.ridges.width, self.ridges.learned.dataset()
-        X, Y, begun = dataset.X_rows(), dataset.Y_rows(), Begun(Path(f"{self.out}.begun"))
+        X, Y, begun = dataset.X_rows(), dataset.Y_rows(), Begun(Path(f"{self.out}.kept"))
         image = aligned_zeros((ridges.learned.n_inputs(), lanes(width)))
         if begun.found:
             steps, columns = self._go_on(begun)
@@ -156,9 +151,7 @@ class RidgeJob:
             columns.step(image)
             steps += 1
             begun.keep({**columns.state(width), "steps": np.array([steps])})
-        with new_factors(Path(self.out), {"W": width}) as writers:
-            for first in range(0, len(columns.w), BLOCK):
-                writers["W"].append(columns.w[first : first + BLOCK, :width].ravel())
+        copy_factors(Path(self.out), {"W": columns.w}, (0, width))
         passes = (1 + steps) * width / ridges.labels.columns
         return {"steps": steps, "passes": passes, "bytes_read": X.bytes_read + Y.bytes_read}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import Dense, Factor, Panels, SideBySide, copy_factors, new_factors
+from xmc_stream.factors.factors import Dense, Factor, Panels, SideBySide, by_lines, copy_factors, new_factors
 from xmc_stream.factors.products import (
     BLOCK,
     LINES,
@@ -94,8 +94,7 @@ def write_factors(path: Path, sources: dict[str, Dense], rotation: NDArray[np.fl
     with new_factors(path, columns) as writers:
         for name, source in sources.items():
             squares[name] = np.zeros(columns[name])
-            for first in range(0, source.n, LINES):
-                lines = source.read(first, min(first + LINES, source.n))
+            for lines in by_lines(source):
                 if rotation is not None:
                     lines = (lines @ rotation).astype(np.float32)
                 squares[name] += column_dots(lines, lines)
@@ -125,9 +124,7 @@ class GramJob:
         with one_blas_thread():
             for first in range(self.first, self.last, BLOCK):
                 lines = self.scores.read(first, min(first + BLOCK, self.last)).astype(np.float64)
-                held_out = self.learned.kept_out(first, len(lines))
-                if held_out is not None:
-                    lines[held_out] = 0
+                self.learned.leave_out(first, lines)
                 gram += lines.T @ lines
         write_sum(Path(self.out), gram, durable=False)
         return {}

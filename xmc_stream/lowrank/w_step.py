@@ -7,7 +7,7 @@ V = (U * (B H^T)) H by rows, X^T V by columns. No sum is cut where another plan 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,7 @@ class BackwardJob:
             lines = aligned_zeros((x.n, total.shape[1]))
             lines[:, :width] = self.rows.read(x.start, x.start + x.n)[:, self.cols[0] : self.cols[1]]
             self.learned.add_transposed(x, lines, total)
-        for first in range(0, len(total), BLOCK):
-            self.out.write(self.cols, first, total[first : first + BLOCK, :width])
+        self.out.write(self.cols, 0, total[:, :width])
         return {"passes": width / self.out.columns, "bytes_read": X.bytes_read}
 
 
@@ -134,15 +133,13 @@ class WStep:
     """The W step over pairs: trust-region Newton, or with the squared loss conjugate gradients.
 
     Its vectors (`VECTORS` of D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
-    columns in `col_ranges` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
-    from, None for 0. scratch: a folder. parts, holding: see `row_blocks`. begun: a pack for what it has come to. span: of the
-    phases.
+    columns in `col_ranges` and rows in `rows`. before: the W to begin
+    from, None for 0. scratch: a folder. parts, holding: see `row_blocks`. begun: a pack for what it has come to. phase: what
+    is said of all phases.
     """
 
     learned: Learned
     name: str
-    title: str
-    number: int
     parameters: LEMLParameters
     lam: float
     col_ranges: tuple[ColumnRange, ...]
@@ -153,12 +150,12 @@ class WStep:
     parts: Parts
     holding: Holding
     begun: str
-    span: tuple[float, float] | None = None
+    phase: Phase
 
     def panels(self, name: str) -> Panels:
-        """Scratch for a D x r vector (w, s, g), or N x r (a, a-next, b, v)."""
+        """Scratch for a D x r vector (w, s, g), or N x r (a-1, a-2, b, v)."""
         dataset = self.learned.dataset()
-        by_row = name in ("a", "a-next", "b", "v")
+        by_row = name in ("a-1", "a-2", "b", "v")
         col_ranges = ((0, self.col_ranges[-1][1]),) if name == "v" else self.col_ranges
         return Panels(f"{self.scratch}/{name}", dataset.n_samples if by_row else self.learned.n_inputs(), col_ranges)
 
@@ -190,13 +187,12 @@ class _Pairs:
         self._shape = step.learned.n_inputs(), step.parameters.rank
         self.sums = dict(_READ)
         self._products = 0  # with Hessians, in this session
+        self._at, self._asked = "a-1", "a-2"  # A of `hessian`, and of what `value` was asked last
 
     def _do(self, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
         step, most = self._step, self._step.parameters.newton * self._step.parameters.cg
-        span = within(step.span, *(min(1.0, n / most) for n in (self._products, self._products + 1)))
-        receipts = yield Phase(
-            step.title, jobs, f"solving for {step.title}", span, kept=False, unit="alternation", number=step.number
-        )
+        span = within(step.phase.span, *(min(1.0, n / most) for n in (self._products, self._products + 1)))
+        receipts = yield replace(step.phase, jobs=jobs, span=span, kept=False)
         for name in self.sums:
             self.sums[name] += sum(receipt.get(name, 0) for receipt in receipts)
         return receipts
@@ -205,8 +201,7 @@ class _Pairs:
         """Leave a vector where jobs read it."""
         panels, matrix = self._step.panels(name), vector.reshape(self._shape)
         for cols in panels.col_ranges:
-            for first in range(0, len(matrix), BLOCK):
-                panels.write(cols, first, matrix[first : first + BLOCK, cols[0] : cols[1]])
+            panels.write(cols, 0, matrix[:, cols[0] : cols[1]])
 
     def _project(self, source: str, out: str) -> Generator[Phase, list[Receipt], list[Receipt]]:
         step = self._step
@@ -249,8 +244,8 @@ class _Pairs:
     def value(self, w: Array) -> Generator[Phase, list[Receipt], NDArray[np.float64]]:
         """The objective in W, with H held; the part of H left out."""
         self.write("w", w)
-        yield from self._project("w", "a-next")
-        receipts = yield from self._mix("a-next", None)
+        yield from self._project("w", self._asked)
+        receipts = yield from self._mix(self._asked, None)
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
         flat = w.reshape(self._shape)
         square = sum(float(np.square(flat[i : i + BLOCK], dtype=np.float64).sum()) for i in range(0, len(flat), BLOCK))
@@ -258,15 +253,14 @@ class _Pairs:
 
     def gradient(self, w: Array) -> Generator[Phase, list[Receipt], Array]:
         """Where `value` was asked last, whose A becomes that of `hessian`."""
-        for cols in self._step.col_ranges:
-            self._step.panels("a-next").move(cols, self._step.panels("a"))
+        self._at, self._asked = self._asked, self._at
         return (yield from self._backward("w"))
 
     def hessian(self, s: Array) -> Generator[Phase, list[Receipt], Array]:
         """Of the losses at A, and lam."""
         self.write("s", s)
         yield from self._project("s", "b")
-        yield from self._mix("a", "b")
+        yield from self._mix(self._at, "b")
         image = yield from self._backward("s")
         self._products += 1
         return image

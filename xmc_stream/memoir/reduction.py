@@ -16,7 +16,17 @@ from pathlib import Path
 import numpy as np
 
 from xmc_stream.factors.begun import Begun
-from xmc_stream.factors.factors import ColumnRange, Dense, Factor, Panels, SideBySide, new_factors, take
+from xmc_stream.factors.factors import (
+    ColumnRange,
+    Dense,
+    Factor,
+    Panels,
+    SideBySide,
+    by_lines,
+    copy_factors,
+    new_factors,
+    take,
+)
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding
 from xmc_stream.factors.products import (
     LEAST_COLUMNS,
@@ -27,7 +37,6 @@ from xmc_stream.factors.products import (
     column_ranges,
     entries_bytes,
     job_width,
-    x_bytes,
 )
 from xmc_stream.factors.projection import ProjectJob, row_blocks
 from xmc_stream.kernels.domains import FIRST_FACTORS
@@ -97,7 +106,7 @@ class GramJob:
 
     def run(self) -> Receipt:
         """Multiply and write."""
-        X, first, begun = self.learned.dataset().X_rows(), 0, Begun(Path(f"{self.out}.begun"))
+        X, first, begun = self.learned.dataset().X_rows(), 0, Begun(Path(f"{self.out}.kept"))
         v, width = take(self.before, self.cols), self.cols[1] - self.cols[0]
         total = aligned_zeros(v.shape)
         if begun.found:
@@ -107,9 +116,7 @@ class GramJob:
             if x.start >= first:
                 self.learned.add_transposed(x, self.learned.times(x, v), total)
                 begun.keep({"P": total[:, :width], "rows": np.array([x.start + x.n])})
-        with new_factors(self.out, {"P": width}) as writers:
-            for low in range(0, len(total), LINES):
-                writers["P"].append(total[low : low + LINES, :width].ravel())
+        copy_factors(self.out, {"P": total}, (0, width))
         return {"passes": width / self.before.columns, "bytes_read": X.bytes_read}
 
 
@@ -134,15 +141,12 @@ class TurnJob:
 
     def run(self) -> Receipt:
         """Turn and write."""
-        q, n = self.before.columns, self.before.n
-        gram = np.zeros((q, q))
+        gram = np.zeros((self.before.columns,) * 2)
         source: Dense = self.before if self.last else self.sums
         with one_blas_thread():
-            for first in range(0, n, LINES):
-                sums = self.sums.read(first, min(first + LINES, n)).astype(np.float64)
-                gram += (
-                    self.before.read(first, first + len(sums)).T.astype(np.float64) if self.last else sums.T
-                ) @ sums
+            for before, lines in zip(by_lines(self.before), by_lines(self.sums), strict=True):
+                sums = lines.astype(np.float64)
+                gram += (before.T.astype(np.float64) if self.last else sums.T) @ sums
             values, vectors = np.linalg.eigh((gram + gram.T) / 2)
             values, vectors = values[::-1], vectors[:, ::-1]
             if self.last:
@@ -152,9 +156,8 @@ class TurnJob:
                 turn = vectors * np.where(some, 1 / np.sqrt(np.where(some, values, 1.0)), 0.0)
             turn = np.ascontiguousarray(turn)
             with new_factors(Path(self.out), {"V": turn.shape[1]}) as writers:
-                for first in range(0, n, LINES):
-                    lines = source.read(first, min(first + LINES, n)) @ turn
-                    writers["V"].append(lines.astype(np.float32).ravel())
+                for lines in by_lines(source):
+                    writers["V"].append((lines @ turn).astype(np.float32).ravel())
         return {"singular_values": np.sqrt(np.maximum(values[: self.rank], 0.0)).tolist() if self.last else []}
 
 
@@ -215,11 +218,12 @@ class Reduction:
     def foreseen(self) -> tuple[int, int, int]:
         """Passes, as a run counts them; bytes read from X; bytes held at most. Raises MemoryLimitError where no column fits."""
         (col_ranges, stays), (kept, stays_then) = self._sizes(self.columns), self._sizes(self.kept)
+        X = self.learned.dataset().X_rows()
         widest = max(last - first for first, last in (*col_ranges, *kept))
         read = (1 if stays.room else len(col_ranges) * ITERATIONS) + (0 if stays_then.room else len(kept))
         held = min(self.plan.threads, max(len(col_ranges), len(kept))) * width_bytes(self.learned, widest) + stays.room
         turned = 8 * self.columns * (4 * self.columns + 3 * LINES)
-        return ITERATIONS + 1, read * x_bytes(self.learned.dataset()), max(held, turned)
+        return ITERATIONS + 1, read * X.nnz * X.entry_bytes, max(held, turned)
 
     def vectors(self) -> Factor:
         """Where V is in the end."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.errors import JobError
-from xmc_stream.factors.factors import Factor, Panels, new_factors
+from xmc_stream.factors.factors import Factor, Panels, by_lines, new_factors
 from xmc_stream.factors.heldrows import let_go
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import UNSEEN
@@ -30,7 +30,7 @@ from xmc_stream.memoir.learners import Learner, learner_of
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import RANGE, StepsPlan, scored_together
 from xmc_stream.memoir.solver import StepSums, macro_f1, take_step
-from xmc_stream.memoir.state import CLASSES, read_dense, read_sparse, state_path
+from xmc_stream.memoir.state import read_dense, read_sparse, state_path
 from xmc_stream.metrics import among
 from xmc_stream.models.decisions import HeldOut
 from xmc_stream.models.ranking import filter_pairs, no_predictions
@@ -286,8 +286,8 @@ class FactorsJob:
         """Write."""
         rank, k = self.vectors.columns, Dataset(self.data.path).n_labels
         with new_factors(Path(self.out), {"W": rank, "H": rank}) as writers:
-            for first in range(0, self.vectors.n, CLASSES):
-                writers["W"].append(self.vectors.read(first, min(first + CLASSES, self.vectors.n)).ravel())
+            for lines in by_lines(self.vectors):
+                writers["W"].append(lines.ravel())
             for _, lines in read_dense(Path(self.state), k, rank):
                 writers["H"].append(as_cosines(lines, self.data.parameters.cosine).ravel())
         return {}

@@ -9,15 +9,18 @@ import pickle
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from xmc_stream.kernels.cache import compiled_before, folder, note_compiled, turn
 from xmc_stream.kernels.jit import COMPILED
-from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.job import Notes, Receipt, run_here
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import begin_model
 from xmc_stream.store.new_dataset import new_dataset
 from xmc_stream.system.folders import temporary_folder
 from xmc_stream.system.memory import available_memory, available_threads
@@ -118,6 +121,13 @@ def loading(name: str, seconds: float) -> Iterator[None]:
 
 def _compiling(seconds: float) -> str:
     return f"compiling kernels, once on this machine: about {duration(seconds)}"
+
+
+def train_a_few(run: Callable[..., Any], dataset: Dataset, name: str, parameters: Any) -> None:
+    """Train on a few rows, into a folder beside them. run: makes a run of the method."""
+    work, notes = dataset.path.with_name(f"{name}.partial"), Notes()
+    begin_model(work)
+    run_here(run(dataset, work, parameters, 0, MemoryPlan(2**40, 256 * MIB, 1), notes).loop(), notes)
 
 
 @contextmanager
