@@ -61,8 +61,8 @@ def test_words_are_those_of_python(
     ]
     expected = [reference.terms(row, ngrams, stops, lowercase) for row in rows]
     assert counted == expected
-    assert table.column(TIMES).tolist() == [sum(row[word] for row in expected) for word in words]
-    assert table.column(ROWS).tolist() == [sum(word in row for row in expected) for word in words]
+    assert table.words.counts[: len(table), TIMES].tolist() == [sum(row[word] for row in expected) for word in words]
+    assert table.words.counts[: len(table), ROWS].tolist() == [sum(word in row for row in expected) for word in words]
 
 
 def test_lower_case_of_every_character_is_that_of_python() -> None:
@@ -75,7 +75,7 @@ def test_lower_case_of_every_character_is_that_of_python() -> None:
     expected: Counter[str] = Counter()
     for row in rows:
         expected.update(reference.terms(row, (1, 1)))
-    assert dict(zip(words_of(table), table.column(TIMES).tolist(), strict=True)) == expected
+    assert dict(zip(words_of(table), table.words.counts[: len(table), TIMES].tolist(), strict=True)) == expected
 
 
 @given(
@@ -92,7 +92,7 @@ def test_terms_that_are_cut_already_are_numbered_as_they_come(rows: list[list[st
     for row, a, b in zip(rows, indptr, indptr[1:], strict=False):
         assert Counter(row) == dict(zip([words[i] for i in numbers[a:b]], counts[a:b].tolist(), strict=True))
     firsts = [next(i for i, row in enumerate(rows, 7) if word in row) for word in words]
-    assert table.column(FIRST).tolist() == firsts
+    assert table.words.counts[: len(table), FIRST].tolist() == firsts
     assert table.numbers(terms_of(flat)).tolist() == [words.index(term) for term in flat]
 
 

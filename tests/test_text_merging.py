@@ -23,7 +23,7 @@ def run_of(folder: Path, words: list[str]) -> SortedRun:
     table.numbers(terms_of(words))
     rows = np.array([len(word) for word in words], np.int64)
     for which, values in ((ROWS, rows), (TIMES, 2 * rows), (FIRST, np.arange(len(words)))):
-        table.column(which)[:] = values
+        table.words.counts[: len(words), which] = values
     return write_sorted_run(folder, table, 0)
 
 
@@ -41,12 +41,13 @@ def test_levels_give_the_order_of_all_words(tmp_path: Path, monkeypatch: pytest.
     runs = [run_of(tmp_path / str(i), words) for i, words in enumerate(lists)]
     result, maps = run_here(vocabulary.merged(tmp_path, "words", runs), Notes())  # type: ignore[misc]
     order = sorted({word for words in lists for word in words}, key=str.encode)
-    assert [word.decode() for (window,) in result.windows() for word in window] == order
+    assert [word.decode() for window, _ in result.windows() for word in window] == order
     rows = Counter({word: sum(len(word) for words in lists if word in words) for word in order})
-    for name, times in (("rows", 1), ("times", 2)):
-        assert result.column(name, 0, result.n).tolist() == [times * rows[word] for word in order]
+    counts = result.counts(0, result.n)
+    for which, times in ((ROWS, 1), (TIMES, 2)):
+        assert counts[:, which].tolist() == [times * rows[word] for word in order]
     firsts = [min(words.index(word) for words in lists if word in words) for word in order]
-    assert result.column("firsts", 0, result.n).tolist() == firsts
+    assert counts[:, FIRST].tolist() == firsts
     np.arange(len(order), dtype=np.int64).tofile(tmp_path / "ids")
     for words, run, of_run in zip(lists, runs, maps, strict=True):
         places, _ = vocabulary.chosen(run, of_run, tmp_path)

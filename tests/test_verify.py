@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from reference import check as twin
 
 import xmc_stream as xs
-from xmc_stream.datasets import check
+from xmc_stream.datasets import passes
+from xmc_stream.datasets import verify as of_verify
 from xmc_stream.datasets.kernels.check import N_STATE, check_entries, sum_of_counts
 from xmc_stream.errors import StoreError
 from xmc_stream.store.dataset import Dataset
@@ -149,9 +150,10 @@ def swap(values: Any, i: int, j: int) -> None:
 
 
 def test_what_is_sealed_and_untrue_is_found(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "_PIECE", 7)  # lines go on in the next piece
-    monkeypatch.setattr(check, "_WINDOW", 5)
-    monkeypatch.setattr(check, "_LINES_JOB", 10)
+    monkeypatch.setattr(of_verify, "_PIECE", 7)  # lines go on in the next piece
+    monkeypatch.setattr(passes, "_ITEMS", 7)
+    monkeypatch.setattr(of_verify, "_WINDOW", 5)
+    monkeypatch.setattr(of_verify, "_LINES_JOB", 10)
     cases: list[tuple[str, Callable[[Untrue], list[str]]]] = [
         ("do not ascend", lambda u: u.matrix("X/rows", lambda n, i, v: swap(i, 0, 1))),
         ("not below 20", lambda u: u.matrix("X/rows", lambda n, i, v: i.__setitem__(n[0] - 1, 20))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -313,7 +313,7 @@ class _Sets:
                 kept[name] = count
         if rows := [row for about in every for row in about.get("skipped_rows", ())]:
             kept["skipped_rows"] = rows[:_SHOWN_ROWS]
-        before = kept.get(APPENDED, list(_entries(self.sets[:1])))
+        before = kept.get(APPENDED, _entries(self.sets[:1]))
         return {**kept, "format": FORMAT, "version": VERSION, APPENDED: [*before, *_entries(self.sets[1:])]}
 
     def _said(self, n_labels: int) -> str:
@@ -324,10 +324,9 @@ class _Sets:
         return said + (f", words weighed by the idf of {old.path.name}" if text and text[0].get("idf") else "")
 
 
-def _entries(sets: Sequence[Dataset]) -> Iterator[dict[str, Any]]:
+def _entries(sets: Sequence[Dataset]) -> list[dict[str, Any]]:
     """What is noted of each set."""
-    for dataset in sets:
-        yield {"of": dataset.path.name, "fingerprint": dataset.fingerprint, "n_samples": dataset.n_samples}
+    return [{"of": one.path.name, "fingerprint": one.fingerprint, "n_samples": one.n_samples} for one in sets]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream import flags
-from xmc_stream.datasets.check import windows
+from xmc_stream.datasets.passes import windows
 from xmc_stream.errors import InputError
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import SEAL, refuse_broken_seal

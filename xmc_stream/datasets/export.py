@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
-from xmc_stream.datasets.check import windows
-from xmc_stream.datasets.passes import block_bytes
+from xmc_stream.datasets.passes import block_bytes, windows
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.models.calibration import Calibration

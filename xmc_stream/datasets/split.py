@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,23 +219,16 @@ def split_once(
     check: bool,
 ) -> bool:
     """Split a dataset, unless the two parts lie there already; returns whether it was done."""
-    if all(_is_part(part, dataset, fraction, seed) for part in (train, valid)):
-        return False
+    wanted = {"fingerprint": dataset.fingerprint, "fraction": fraction, "seed": seed}.items()
+    with suppress(StoreError):
+        if all(wanted <= open_dataset(part).attributes.get("split", {}).items() for part in (train, valid)):
+            return False
     for part in (train, valid):  # a kill may have come between their names
         remove(part)
         remove_left(work_folder(part) / LOCK)
     train.parent.mkdir(parents=True, exist_ok=True)
     split(dataset, train, valid, fraction=fraction, seed=seed, check=check, memory_limit=memory_limit)
     return True
-
-
-def _is_part(part: Path, dataset: Dataset, fraction: float, seed: int) -> bool:
-    try:
-        made = open_dataset(part).attributes.get("split", {})
-    except StoreError:
-        return False
-    wanted = {"fingerprint": dataset.fingerprint, "fraction": fraction, "seed": seed}
-    return {name: made.get(name) for name in wanted} == wanted
 
 
 def _load_kernels(dataset: Dataset) -> None:

@@ -180,7 +180,7 @@ def _decoded(text: NDArray[np.uint8], p: int) -> tuple[int, int]:
     c &= 0x7F >> n
     for i in range(1, n):
         c = c << 6 | np.int64(text[p + i] & 0x3F)
-    return c, n
+    return c, n  # type: ignore[return-value]
 
 
 @inner_kernel

@@ -244,7 +244,7 @@ class RecordsSource:
         names = [path.name for path in paths]
         self.attributes: dict[str, Any] = {"source": names if len(names) > 1 else names[0], "source_format": name}
         self.files = [] if found.in_memory else list(paths)
-        self.identity: dict[str, Any] = {"files": found.identity, "text": self.text.attributes()}
+        self.identity: dict[str, Any] = {"files": found.identity, "text": self.text.attributes(), "runs": 2}
         self.bytes_in = sum(path.stat().st_size for path in paths if not found.alone)
         self.alone = found.alone
         self.n_samples: int | None = None

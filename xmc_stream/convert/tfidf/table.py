@@ -9,6 +9,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ _OF_WORDS = re.compile(r"\w")
 # rows as `Rows` has them, with values
 Counts = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
 NO_COUNTS: Counts = (np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+_Kind = TypeVar("_Kind", bound=Rows)
 # an array as above, and where each text begins and the last one ends
 Terms = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -108,10 +110,6 @@ class WordTable:
     def size(self) -> int:
         """Bytes of memory, at most."""
         return 3 * (_ENTRY * len(self) + int(self.words.ends[len(self)]))  # where it grows: itself, and twice as much
-
-    def column(self, which: int) -> NDArray[np.int64]:
-        """ROWS, TIMES or FIRST of `convert.kernels.words`, of each word."""
-        return self.words.counts[: len(self), which]
 
     def count_texts(self, texts: Terms, rule: Rule) -> Counts:
         """Rows of the terms of texts."""
@@ -201,12 +199,12 @@ def _taken(counted: Counted, n_rows: int) -> Counts:
     return counted.indptr[: n_rows + 1], counted.numbers[:n], counted.counts[:n]
 
 
-def joined(parts: Sequence[Rows], nothing: Rows) -> Rows:
+def joined(parts: Sequence[_Kind], nothing: _Kind) -> _Kind:
     """Rows in turn. nothing: no row, of the types that they have."""
     every = [nothing, *parts]
     lengths = [np.zeros(1, np.int64), *(np.diff(indptr) for indptr, _, _ in every)]
     values = [data for _, _, data in every if data is not None]
-    return (
+    return (  # type: ignore[return-value]
         np.cumsum(np.concatenate(lengths)),
         np.concatenate([indices for _, indices, _ in every]),
         np.concatenate(values) if values else None,

@@ -1,8 +1,8 @@
 """The vocabulary: sorted words of the parts, on disk, merged in levels and chosen from; in windows, whatever their number.
 
-A sorted run is a folder of plain files: `bytes` and `ends` (the words in UTF-8, sorted, hence by code point), and for each
-word `rows` (that it occurs in), `times` (that it occurs) and `firsts` (the first line it occurs in). That of a part
-also has `ids`, its numbers there.
+A sorted run is a folder of plain files: `bytes` and `ends` (the words in UTF-8, sorted, hence by code point), and `counts`,
+four numbers of each word as in `convert.kernels.words`: ROWS that it occurs in, TIMES that it occurs, and the FIRST line it
+occurs in. That of a part also has `ids`, its numbers there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from xmc_stream.store.names import WRITER_BYTES, NamedIds, Names, ascend, new_na
 
 WINDOW = 2**13  # words read at a time
 WINDOW_BYTES = 2**19  # of which at most so many bytes, or one word
-COLUMNS = ("rows", "times", "firsts")
 CHOICE_BYTES = 2 * WRITER_BYTES + 2**23
 LINE_BITS = 40  # bits of a line's number in `firsts`, the number of its part above them
 MERGED = 24  # runs merged at a time, which bounds the open files and the memory
@@ -49,53 +48,49 @@ class SortedRun:
     folder: str
     n: int
 
-    def column(self, name: str, start: int, stop: int) -> NDArray[np.int64]:
-        """Entries [start, stop) of a column."""
-        return read_items(Path(self.folder) / name, start, stop)
+    def counts(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The numbers of words [start, stop), in four columns."""
+        return read_items(Path(self.folder) / "counts", 4 * start, 4 * stop).reshape(-1, 4)
 
     def block(self, start: int, stop: int) -> Terms:
         """Words from `start` on, as many before `stop` as are read at a time: bytes (and PADDING), where each begins and the
         last ends."""
-        ends = self.column("ends", max(start - 1, 0), min(start + WINDOW, stop))
+        ends = read_items(Path(self.folder) / "ends", max(start - 1, 0), min(start + WINDOW, stop))
         ends = ends if start else np.concatenate([np.zeros(1, np.int64), ends])
         ends = ends[: 1 + max(1, int(np.searchsorted(ends[1:], ends[0] + WINDOW_BYTES, side="right")))]
         blob = read_items(Path(self.folder) / "bytes", int(ends[0]), int(ends[-1]), np.uint8)
         return np.concatenate([blob, np.zeros(PADDING, np.uint8)]), ends - ends[0]
 
-    def windows(self, *columns: str) -> Iterator[tuple[Any, ...]]:
-        """The words in turn, some at a time, and these columns of them."""
+    def windows(self) -> Iterator[tuple[list[bytes], NDArray[np.int64]]]:
+        """The words in turn, some at a time, and their counts."""
         start = 0
         while start < self.n:
             blob, ends = self.block(start, self.n)
             words, stop = blob.tobytes(), start + len(ends) - 1
-            yield (
-                [words[a:b] for a, b in itertools.pairwise(ends.tolist())],
-                *(self.column(name, start, stop) for name in columns),
-            )
+            yield [words[a:b] for a, b in itertools.pairwise(ends.tolist())], self.counts(start, stop)
             start = stop
 
 
 class SortedRunWriter:
     """Appends words to a folder under construction."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *more: str) -> None:
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._files: dict[str, BinaryIO] = {
             name: stack.enter_context(open(folder / name, "wb"))  # noqa: SIM115 (closed by the stack)
-            for name in ("bytes", "ends", *COLUMNS, *more)
+            for name in ("bytes", "ends", "counts")
         }
         self._end = 0
         self.n = 0
 
-    def append(self, table: WordTable, order: NDArray[np.int64], **columns: NDArray[np.int64]) -> None:
-        """Add the words of a table, in an order, and their columns."""
+    def append(self, table: WordTable, order: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Add the words of a table, in an order, and their counts."""
         for start in range(0, len(order), WINDOW):
             words, lengths = table.gather(order[start : start + WINDOW])
             self._files["bytes"].write(words.data)
             ends = self._end + np.cumsum(lengths)
             self._files["ends"].write(ends.data)
             self._end = int(ends[-1])
-        for name, values in columns.items():
-            self._files[name].write(np.ascontiguousarray(values).data)
+        self._files["counts"].write(counts.data)
         self.n += len(order)
 
 
@@ -103,11 +98,12 @@ def write_sorted_run(folder: Path, table: WordTable, part: int) -> SortedRun:
     """The words of a table of a part as a run in a new folder."""
     folder.mkdir()
     order = table.order()
-    rows, times, firsts = (table.column(which)[order] for which in (ROWS, TIMES, FIRST))
+    counts = table.words.counts[order]
+    counts[:, FIRST] |= part << LINE_BITS
+    order.tofile(folder / "ids")
     with ExitStack() as stack:
-        writer = SortedRunWriter(folder, stack, "ids")
-        writer.append(table, order, ids=order, rows=rows, times=times, firsts=firsts | part << LINE_BITS)
-    return SortedRun(str(folder), writer.n)
+        SortedRunWriter(folder, stack).append(table, order, counts)
+    return SortedRun(str(folder), len(order))
 
 
 @dataclass(frozen=True)
@@ -135,19 +131,18 @@ def _merge_windows(readers: Sequence[_Reader], writer: SortedRunWriter, maps: Se
     bound = min((reader.last() for reader in readers if reader.more), default=None)
     cut = [reader.take(bound) for reader in readers]
     table = WordTable(sum(len(ends) for (_, ends), _ in cut), sum(len(blob) for (blob, _), _ in cut))
-    taken = [(table.numbers(terms, between=0), columns) for terms, columns in cut]
+    taken = [(table.numbers(terms, between=0), counts) for terms, counts in cut]
     order = table.order()
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
-    sums = {name: np.zeros(len(order), np.int64) for name in COLUMNS}
-    sums["firsts"][:] = np.iinfo(np.int64).max
-    for file, (numbers, columns) in zip(maps, taken, strict=True):
+    sums = np.zeros((len(order), 4), np.int64)
+    sums[:, FIRST] = np.iinfo(np.int64).max
+    for file, (numbers, counts) in zip(maps, taken, strict=True):
         places = ranks[numbers]
         file.write((places + writer.n).data)
-        sums["rows"][places] += columns["rows"]
-        sums["times"][places] += columns["times"]
-        sums["firsts"][places] = np.minimum(sums["firsts"][places], columns["firsts"])
-    writer.append(table, order, **sums)
+        sums[places, :FIRST] += counts[:, :FIRST]
+        sums[places, FIRST] = np.minimum(sums[places, FIRST], counts[:, FIRST])
+    writer.append(table, order, sums)
 
 
 class _Reader:
@@ -173,12 +168,12 @@ class _Reader:
         """The last word at hand."""
         return self._word(self.n - 1)
 
-    def take(self, bound: bytes | None) -> tuple[Terms, dict[str, NDArray[np.int64]]]:
-        """Take the words up to `bound` off those at hand, with their columns."""
+    def take(self, bound: bytes | None) -> tuple[Terms, NDArray[np.int64]]:
+        """Take the words up to `bound` off those at hand, with their counts."""
         n = self.n if bound is None else bisect_right(range(self.n), bound, key=self._word)
-        columns = {name: self._run.column(name, self._start, self._start + n) for name in COLUMNS}
+        counts = self._run.counts(self._start, self._start + n)
         self._start += n
-        return (self._blob, self._ends[: n + 1]), columns
+        return (self._blob, self._ends[: n + 1]), counts
 
 
 def merged(
@@ -212,7 +207,7 @@ def chosen(run: SortedRun, maps: Maps, folder: Path) -> tuple[NDArray[np.int64],
         raise StoreError(f"{maps[0]} is not of {run.n} words: convert again with " + flags.OVERWRITE)
     for path in maps[1:]:
         places = look_up(partial(read_items, Path(path)), places)
-    numbers = run.column("ids", 0, run.n)
+    numbers = read_items(Path(run.folder) / "ids", 0, run.n)
     ids, weights = np.empty(run.n, np.int64), np.ones(run.n)
     ids[numbers] = look_up(partial(read_items, folder / "ids"), places)
     if (folder / "weights").exists():
@@ -256,19 +251,19 @@ class ChooseFeatures:
                     idf.append(opened[1].read(start, min(start + WINDOW, self.n_like)))
                 for window in known.windows():
                     names.append(window[: self.n_like - names.n])
-            for terms, rows, repeated in self.words.windows("rows", "times"):
-                ids = chosen.ids(terms, rows, repeated)
+            for terms, counts in self.words.windows():
+                ids = chosen.ids(terms, counts)
                 kept = ids >= 0
                 weights = np.zeros(len(terms))
                 if opened:
                     weights[kept] = look_up(opened[1].read, ids[kept])
                 else:
-                    weights[kept] = idf_weights(self.text, rows[kept], self.n_rows)
+                    weights[kept] = idf_weights(self.text, counts[kept, ROWS], self.n_rows)
                     names.append([term for term, keep in zip(terms, kept.tolist(), strict=True) if keep])
                     idf.append(weights[kept])
                 ids_file.write(ids.tobytes())
                 weights_file.write(weights.tobytes())
-                lost, times = lost + int((~kept).sum()), times + int(repeated[~kept].sum())
+                lost, times = lost + int((~kept).sum()), times + int(counts[~kept, TIMES].sum())
             n = names.n
         return {"n": n, "unknown_words": lost, "unknown": times}
 
@@ -302,20 +297,20 @@ class ChooseLabels:
                     joined = _Joined(known.path) if ascend(known) else _Found(known)
                 for window in known.windows():
                     names.append(window)
-            for terms, rows, firsts in self.words.windows("rows", "firsts"):
-                held.add(terms, rows)
+            for terms, counts in self.words.windows():
+                held.add(terms, counts[:, ROWS])
                 if joined:
-                    ids = joined.ids(terms, rows, rows)
+                    ids = joined.ids(terms, counts)
                 else:
                     ids = np.arange(names.n, names.n + len(terms), dtype=np.int64)
                     names.append(terms)
                 ids_file.write(ids.tobytes())
                 lost = np.flatnonzero(ids < 0)
                 if len(lost):
-                    unknown += int(rows[lost].sum())
-                    at = int(lost[np.argmin(firsts[lost])])
-                    if firsts[at] < first:
-                        first, name = int(firsts[at]), terms[at].decode()
+                    unknown += int(counts[lost, ROWS].sum())
+                    at = int(lost[np.argmin(counts[lost, FIRST])])
+                    if counts[at, FIRST] < first:
+                        first, name = int(counts[at, FIRST]), terms[at].decode()
         return {"n": names.n, "unknown": unknown, "first": int(first), "name": name, "held": held.counts}
 
 
@@ -328,26 +323,26 @@ class _Filtered:
         # times that a word must occur; of those that occur just so often, how many
         self._least, self._ties = (0, 0) if most is None else self._threshold(words, most)
 
-    def _fits(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.asarray((rows >= self._low) & (rows <= self._high))
+    def _fits(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.asarray((counts[:, ROWS] >= self._low) & (counts[:, ROWS] <= self._high))
 
     def _threshold(self, words: SortedRun, most: int) -> tuple[int, int]:
         """The `most`-th largest number of times, and how many of that number are kept; (0, 0) where all words are."""
-        counts: Counter[int] = (
+        often: Counter[int] = (
             Counter()
         )  # words that occur so often: few numbers, as these add up to the words of all texts
         for start in range(0, words.n, 2**18):
-            rows, times = (words.column(name, start, min(start + 2**18, words.n)) for name in ("rows", "times"))
-            counts.update(times[self._fits(rows)].tolist())
-        for times_ in sorted(counts, reverse=True):
-            if counts[times_] >= most:
-                return times_, most
-            most -= counts[times_]
+            counts = words.counts(start, min(start + 2**18, words.n))
+            often.update(counts[self._fits(counts), TIMES].tolist())
+        for times in sorted(often, reverse=True):
+            if often[times] >= most:
+                return times, most
+            most -= often[times]
         return 0, 0
 
-    def ids(self, terms: list[bytes], rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids(self, terms: list[bytes], counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids of the next words, -1 for those left out; ties go to the words that sort first."""
-        kept = self._fits(rows)
+        kept, times = self._fits(counts), counts[:, TIMES]
         if self._least:
             tied = kept & (times == self._least)
             allowed = tied & (np.cumsum(tied) <= self._ties)
@@ -366,7 +361,7 @@ class _Found:
     def __init__(self, names: Names) -> None:
         self._path, self._ids = names.path, NamedIds(names)
 
-    def ids(self, terms: list[bytes], rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids(self, terms: list[bytes], counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids of the next words, -1 for those without a name. Raises InputError for a name that stands twice."""
         try:
             return self._ids.find([term.decode() for term in terms])
@@ -384,7 +379,7 @@ class _Joined:
         self._name: bytes | None
         self._id, self._name = next(self._names, (0, None))
 
-    def ids(self, terms: list[bytes], rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids(self, terms: list[bytes], counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids of the next words, -1 for those without a name."""
         ids = []
         for term in terms:

@@ -47,7 +47,8 @@ def write_value(value: np.float32, out: NDArray[np.uint8], at: int) -> int:
         out[at] = _ZERO
         return at + 1
     exponent = np.int64(np.floor(np.log10(v)))
-    digits, scale = np.int64(0), np.int64(0)
+    digits: Any = np.int64(0)
+    scale: Any = np.int64(0)
     for n in range(6 if v >= _SMALLEST_NORMAL else 1, 10):
         scale = n - 1 - exponent
         scaled = np.rint(v * _TENS[scale] if scale >= 0 else v / _TENS[-scale])
