@@ -24,7 +24,7 @@ from reference.records import record_starts
 import xmc_stream as xs
 from xmc_stream.convert.formats import delimited
 from xmc_stream.convert.formats.registry import open_source
-from xmc_stream.convert.kernels.records import START, next_record
+from xmc_stream.convert.kernels.records import BEGIN, next_record
 from xmc_stream.convert.options import ConvertOptions, TextOptions
 from xmc_stream.errors import InputError, MemoryLimitError
 
@@ -104,10 +104,10 @@ def test_csv_is_what_jsonl_is(
 def test_rows_begin_where_csv_says(text: bytes, first: int, quotes: bool) -> None:
     starts = [at for at in record_starts(text, ",", '"' if quotes else None) if at >= first]
     array, quote = np.frombuffer(text, np.uint8), 34 if quotes else -1
-    at, state = next_record(array, START, 44, quote, first)
+    at, state = next_record(array, BEGIN, 44, quote, first)
     assert at == (starts[0] if starts else -1)
     for cut in range(len(text)):  # the state goes on in another window
-        at, state = next_record(array[:cut], START, 44, quote, len(text) + 1)
+        at, state = next_record(array[:cut], BEGIN, 44, quote, len(text) + 1)
         again, _ = next_record(array[cut:], state, 44, quote, first - cut)
         later = [one for one in starts if one > cut]
         assert again == (later[0] - cut if later else -1)

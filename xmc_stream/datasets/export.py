@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
+from xmc_stream.datasets.kernels.format import VALUE_BYTES, write_rows
 from xmc_stream.datasets.passes import block_bytes, windows
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
@@ -164,19 +165,27 @@ def export(
 
 def _targets(out: Path, labels: str | Path | None, format: str, base: int, of_model: bool) -> list[Path]:
     """The files that are written. Raises InputError where what is asked for does not go together."""
-    if format not in _FORMATS:
-        raise InputError(f"format must be one of {', '.join(_FORMATS)}. Got {format!r}.")
-    if base not in (0, 1) or (base == 1 and format != "libsvm"):
-        raise InputError(
-            f"ids from {base} are not of the format {format}: give " + flags.FORMAT + " libsvm for ids from 1"
-        )
-    if (format == "npz") != (out.suffix == ".npz") or (of_model and format != "npz"):
-        raise InputError(f"{out}: scipy matrices, and models, go to a name that ends in .npz, text to any other")
-    if format == "npz" and not of_model:
-        return [out, out.with_name(out.stem + "-labels.npz") if labels is None else Path(labels)]
-    if labels is not None:
-        raise InputError(flags.LABELS + " names the file of Y beside an X in .npz: leave it out")
-    return [out]
+    of_matrices = format == "npz"
+    for wrong, why in (
+        (format not in _FORMATS, f"format must be one of {', '.join(_FORMATS)}. Got {format!r}."),
+        (
+            base not in (0, 1) or (base == 1 and format != "libsvm"),
+            f"ids from {base} are not of the format {format}: give " + flags.FORMAT + " libsvm for ids from 1",
+        ),
+        (
+            of_matrices != (out.suffix == ".npz") or (of_model and not of_matrices),
+            f"{out}: scipy matrices, and models, go to a name that ends in .npz, text to any other",
+        ),
+        (
+            labels is not None and (of_model or not of_matrices),
+            flags.LABELS + " names the file of Y beside an X in .npz: leave it out",
+        ),
+    ):
+        if wrong:
+            raise InputError(why)
+    if not of_matrices or of_model:
+        return [out]
+    return [out, out.with_name(out.stem + "-labels.npz") if labels is None else Path(labels)]
 
 
 def _sizes(dataset: Dataset) -> dict[str, Any]:
@@ -197,8 +206,6 @@ def _matrices(dataset: Dataset, files: Sequence[Path], limit: MemoryLimit) -> di
 
 def _text(dataset: Dataset, out: Path, compressed: bool, format: str, base: int, limit: MemoryLimit) -> dict[str, Any]:
     """Write the rows; blank_lines are those with neither labels nor features."""
-    from xmc_stream.datasets.kernels.format import write_rows
-
     X, Y = dataset.X_rows(), dataset.Y_rows()
     none = np.zeros(1, np.int64), np.empty(0, X.indices.dtype), np.empty(0, np.float32)
     write_rows(*none, none[0], np.empty(0, Y.indices.dtype), 0, np.empty(0, np.uint8))  # loaded before the plan
@@ -237,8 +244,6 @@ def _text_file(path: Path, compressed: bool) -> Iterator[Any]:
 
 def text_bytes(n_rows: int, n_values: int, n_positives: int, n_features: int, n_labels: int) -> int:
     """Bytes of so many rows as text, at most."""
-    from xmc_stream.datasets.kernels.format import VALUE_BYTES
-
     feature, label = len(str(n_features + 1)), len(str(n_labels + 1))
     return 2 * n_rows + (feature + VALUE_BYTES + 2) * n_values + (label + 1) * n_positives
 

@@ -14,6 +14,8 @@ from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.passes import block_bytes, listed
 from xmc_stream.errors import InputError
+from xmc_stream.kernels.csr import count_indices, row_norms
+from xmc_stream.kernels.selected import keep_selected
 from xmc_stream.models.model import Model, compare
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.ledger import Ledger, Receipt
@@ -114,7 +116,9 @@ def select_features(
     limit, out, dataset = MemoryLimit.kept(memory_limit), target_path(out), as_dataset(data)
     if out.absolute() == dataset.path.absolute():
         raise InputError(f"{out} is the dataset itself: give another name")
-    _load_kernels(dataset)
+    load_kernels(0, dataset.n_features, 0)  # what the run calls is there before the plan
+    ends, none = np.zeros(1, np.int64), np.empty(0, index_dtype(dataset.n_features))
+    keep_selected(ends, none, np.empty(0, np.float32), ends[:0], ends)
     budget, X = limit.budget(), dataset.X_rows()
 
     def needs(budget: int) -> dict[str, int]:
@@ -160,15 +164,6 @@ def select_features(
     with working("select-features", progress), checked_reading(dataset.path, check=check):
         make(out, identity, write, lambda path: check_target(path, overwrite), anew=True)
     return open_dataset(out)
-
-
-def _load_kernels(dataset: Dataset) -> None:
-    """What the run calls is loaded before it is planned."""
-    from xmc_stream.kernels.selected import keep_selected
-
-    load_kernels(0, dataset.n_features, 0)
-    ends, indices = np.zeros(1, np.int64), np.empty(0, index_dtype(dataset.n_features))
-    keep_selected(ends, indices, np.empty(0, np.float32), ends[:0], ends)
 
 
 def _ids(features: Any, dataset: Dataset) -> NDArray[np.int64]:
@@ -233,9 +228,6 @@ def _columns(ids: NDArray[np.int64], store: Dataset | Model) -> NDArray[np.int64
 
 def _write_features(dataset: Dataset, columns: NDArray[np.int64], group: Group, budget: int) -> int:
     """Write some columns of X, row by row, with the norms of what is left and the counts; returns how many entries."""
-    from xmc_stream.kernels.csr import count_indices, row_norms
-    from xmc_stream.kernels.selected import keep_selected
-
     writer = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (dataset.n_samples, len(columns)))
     statistics = group.create_group("statistics")
     norms = ArrayWriter(statistics, "row_norms", np.float32)

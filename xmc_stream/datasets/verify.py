@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.arguments import native_arguments
+from xmc_stream.datasets.kernels.check import DISORDER, N_STATE, NOT_FINITE, OUTSIDE, check_entries, sum_of_counts
 from xmc_stream.datasets.passes import windows
 from xmc_stream.datasets.unfinished import unfinished
 from xmc_stream.errors import StoreError
@@ -195,8 +196,6 @@ class LinesJob:
         self, matrix: SparseMatrix, low: int, high: int, sums: NDArray[np.uint64], damage: list[str]
     ) -> str | None:
         """Check lines [low, high); returns what is wrong with their ends, as then nothing else can be checked."""
-        from xmc_stream.datasets.kernels.check import DISORDER, N_STATE, NOT_FINITE, OUTSIDE, check_entries
-
         line = "row" if matrix.encoding == "csr_matrix" else "column"
         window = matrix.indptr.read(low, high + 1)
         lengths, last = np.diff(window), matrix.nnz if high == matrix.n_lines else None
@@ -245,8 +244,6 @@ def lines_jobs(matrix: SparseMatrix, hash_key: int, norms: str = "", counts: str
 
 def index_counts_sum(folder: Path, hash_key: int) -> int:
     """What the sums of hashes of indices alone must be, from how often each occurs."""
-    from xmc_stream.datasets.kernels.check import sum_of_counts
-
     total = first = 0
     for window in windows(open_array(folder)):
         total += int(sum_of_counts(first, window, np.uint64(hash_key)))
@@ -471,8 +468,6 @@ class _Warm:
 
     def run(self) -> Receipt:
         """Check nothing, of both types of indices."""
-        from xmc_stream.datasets.kernels.check import N_STATE, check_entries, sum_of_counts
-
         ends, none = np.zeros(0, np.int64), np.empty(0, np.float32)
         with loading("verify", _COMPILING):
             for dtype in (np.int32, np.int64):

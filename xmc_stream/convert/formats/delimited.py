@@ -281,7 +281,7 @@ def _table(file: TextFile, options: ConvertOptions) -> _Table:
 
 def _cuts(path: Path, dialect: Dialect, first: int, size: int) -> list[int]:
     """As `cuts`, at the begin of the next row. The file is read once for that, if it has several ranges."""
-    from xmc_stream.convert.kernels.records import START, next_record
+    from xmc_stream.convert.kernels.records import BEGIN, next_record
 
     wanted = cuts(first, size)
     found = wanted[:1]
@@ -289,7 +289,7 @@ def _cuts(path: Path, dialect: Dialect, first: int, size: int) -> list[int]:
         return found
     quote = ord(dialect.quote) if dialect.quote else -1
     with open(path, "rb", buffering=0) as file:
-        at, state = bom_length(str(path), file.read(3)), START
+        at, state = bom_length(str(path), file.read(3)), BEGIN
         file.seek(at)
         buffer = np.empty(_WINDOW, np.uint8)
         targets = iter(wanted[1:])

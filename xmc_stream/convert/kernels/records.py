@@ -15,20 +15,15 @@ from xmc_stream.convert.kernels.places import (
     MISSING,
     PLAIN,
     SOUND,
+    START,
+    STOP,
     byte_at,
     character_bytes,
-)  # fmt: skip
-from xmc_stream.convert.kernels.places import (
-    START as FIRST,
-)
-from xmc_stream.convert.kernels.places import (
-    STOP as LAST,
 )
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
-START, PLAIN_TEXT, QUOTED, QUOTE, REST = range(
-    5
-)  # of a field: its start, without quotes, within, behind one; a line to skip
+# of a field: its start, without quotes, within, behind one; a line to skip
+BEGIN, PLAIN_TEXT, QUOTED, QUOTE, REST = range(5)
 _NEWLINE, _RETURN = 10, 13
 
 
@@ -40,7 +35,7 @@ def next_record(text: NDArray[Any], state: int, delimiter: int, quote: int, firs
     quotes are one character. What is wrong (text behind a closing quote, a carriage return within a line) ends with
     its line.
 
-    text (n,): bytes, the first of which is in `state` (START where a record begins); quote: -1 for none.
+    text (n,): bytes, the first of which is in `state` (BEGIN where a record begins); quote: -1 for none.
     """
     for i in range(len(text)):
         byte = text[i]
@@ -48,16 +43,16 @@ def next_record(text: NDArray[Any], state: int, delimiter: int, quote: int, firs
             if byte == quote:
                 state = QUOTE
         elif byte == _NEWLINE:
-            state = START
+            state = BEGIN
             if i + 1 >= first:
                 return i + 1, state
         elif state == REST:
             continue
         elif byte == delimiter:
-            state = START
+            state = BEGIN
         elif byte == _RETURN:
             state = REST
-        elif state == START:
+        elif state == BEGIN:
             state = QUOTED if byte == quote else PLAIN_TEXT
         elif state == QUOTE:
             state = QUOTED if byte == quote else REST
@@ -73,7 +68,7 @@ def _record(
     for f in range(places.shape[1]):
         places[row, f, 0], places[row, f, 1], places[row, f, 2] = MISSING, 0, 0
     begin = start = p
-    state, column, newlines = START, 0, 0
+    state, column, newlines = BEGIN, 0, 0
     quoted = doubled = returned = False
     status = SOUND
     while p < len(text):
@@ -93,7 +88,7 @@ def _record(
             if state != REST and column < len(columns) and columns[column] >= 0:
                 f = columns[column]
                 places[row, f, KIND] = DOUBLED if doubled else PLAIN
-                places[row, f, FIRST], places[row, f, LAST] = start, p - quoted - returned
+                places[row, f, START], places[row, f, STOP] = start, p - quoted - returned
             if c == _NEWLINE:
                 if status == SOUND and p - returned == begin:
                     status = BLANK
@@ -101,13 +96,13 @@ def _record(
                     status = HARD
                 return p + 1, status, newlines
             column += 1
-            state, start = START, p + 1
+            state, start = BEGIN, p + 1
             quoted = doubled = False
         elif c == _RETURN:
             returned = byte_at(text, p + 1) == _NEWLINE
             if not returned:
                 status, state = HARD, REST
-        elif state == START:
+        elif state == BEGIN:
             state = PLAIN_TEXT
             if c == quote:
                 state, start, quoted = QUOTED, p + 1, True

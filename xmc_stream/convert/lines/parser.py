@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
+from xmc_stream.convert.kernels import parse, tokens
 from xmc_stream.convert.lines.files import Buffers, TextRange
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import Like
 from xmc_stream.convert.rows import Rows, positives, row_with_minus_one
 from xmc_stream.errors import InputError
+from xmc_stream.store.encoding import index_dtype
 
 # x_indptr, x_indices, x_data, y_indptr, y_indices; indptr from 0, indices sorted and unique in a row
 ParsedRows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray[np.int64], NDArray[Any]]
@@ -66,9 +68,6 @@ class Parser:
         noun: str = "feature",
         dialect: Dialect = XMLREPO,
     ) -> None:
-        from xmc_stream.convert.kernels import parse
-        from xmc_stream.store.encoding import index_dtype
-
         self.name = name
         self.n_features = n_features
         self.n_labels = n_labels
@@ -98,8 +97,6 @@ class Parser:
     @property
     def n_lines(self) -> int:
         """Lines behind the last block, or behind the text when its blocks have ended."""
-        from xmc_stream.convert.kernels import parse
-
         return int(self._state[parse.LINES])
 
     def notes(self) -> dict[str, Any]:
@@ -109,8 +106,6 @@ class Parser:
         dropped_labels, summed_duplicates (entries that one of the same id took in); x_ids, y_ids: the least and the
         largest id of features and of labels, None without any.
         """
-        from xmc_stream.convert.kernels import parse
-
         state = self._state
         bounds = (state[parse.X_LEAST : parse.X_MOST + 1], state[parse.Y_LEAST : parse.Y_MOST + 1])
         ids = [None if most < 0 else [int(least), int(most)] for least, most in bounds]
@@ -145,8 +140,6 @@ class Parser:
 
         A block is gone when the next one comes.
         """
-        from xmc_stream.convert.kernels import parse, tokens
-
         if len(text) > self._capacity:
             self._allocate(len(text))
         state, dialect = self._state, self._dialect
@@ -180,8 +173,6 @@ class Parser:
 
     def _take_slowly(self, text: NDArray[np.uint8], state: NDArray[np.int64]) -> int:
         """Store a number so near to the middle of two float32 values that only float() can tell; returns the code."""
-        from xmc_stream.convert.kernels import parse, tokens
-
         value = float(text[state[parse.CULPRIT] : state[parse.POSITION]].tobytes())
         with np.errstate(over="ignore"):
             rounded = np.float32(value)
@@ -196,8 +187,6 @@ class Parser:
 
     def _bad_line(self, code: int, text: NDArray[np.uint8]) -> None:
         """Raise an InputError, or leave the line out and say why."""
-        from xmc_stream.convert.kernels import parse
-
         if not self._dialect.skip:
             raise InputError(f"{self.name}:{self._line()}: " + self._reason(code, text))
         self._state[parse.SKIPPED] += 1
@@ -213,8 +202,6 @@ class Parser:
 
     def _reason(self, code: int, text: NDArray[np.uint8]) -> str:
         """What is wrong in a line, and what to do."""
-        from xmc_stream.convert.kernels import parse, tokens
-
         culprit, number = int(self._state[parse.CULPRIT]), int(self._state[parse.ID])
         if self.n_labels is None and code == tokens.BAD_LABEL:
             code = tokens.BAD_FEATURE
@@ -266,19 +253,26 @@ class Parser:
 
     def _no_token(self, kind: str, of_labels: bool, token: bytes, said: str) -> str:
         """The reason for what is no label or no feature."""
-        if self._dialect.libsvm and re.match(rb"qid:", token):
-            return f"{said} is a query of ranking data, which have no classes: take such tokens out to read the rest"
-        if self._dialect.libsvm and of_labels and re.match(rb"-\d", token):
-            return f"label {said} is negative: labels are ids of classes from 0 or 1; write -1 and +1 as 0 and 1"
-        if re.match(rb"-\d", token):
-            return f"{kind} id in {said} is negative: ids count from 0"
-        if of_labels and re.match(rb"\+?\d*\.\d|\+?\d+[eE]", token):
-            return f"label {said} is not a whole number: labels are ids of classes, and values to fit are not for this"
-        if of_labels and not token.strip(b"\r"):
-            return "the list of labels ends in a comma: a label is missing"
-        if of_labels:
-            return f"{said} is not a list of label ids: write them as 1,2,3, before the features"
-        apart = "" if self.n_labels is None else ", commas labels"
+        libsvm, apart = self._dialect.libsvm, "" if self.n_labels is None else ", commas labels"
+        for applies, pattern, reason in (
+            (
+                libsvm, rb"qid:",
+                f"{said} is a query of ranking data, which have no classes: take such tokens out to read the rest",
+            ),
+            (
+                libsvm and of_labels, rb"-\d",
+                f"label {said} is negative: labels are ids of classes from 0 or 1; write -1 and +1 as 0 and 1",
+            ),
+            (True, rb"-\d", f"{kind} id in {said} is negative: ids count from 0"),
+            (
+                of_labels, rb"\+?\d*\.\d|\+?\d+[eE]",
+                f"label {said} is not a whole number: labels are ids of classes, and values to fit are not for this",
+            ),
+            (of_labels, rb"\r*\Z", "the list of labels ends in a comma: a label is missing"),
+            (of_labels, rb"", f"{said} is not a list of label ids: write them as 1,2,3, before the features"),
+        ):  # fmt: skip
+            if applies and re.match(pattern, token):
+                return reason
         return f"{said} is not a {kind} id:value: blanks separate {kind}s{apart}"
 
 

@@ -21,6 +21,7 @@ from xmc_stream.convert.tfidf.vectorizer import (
     weighted,
 )
 from xmc_stream.errors import StoreError
+from xmc_stream.kernels.csr import scale_rows_l2
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import Names, open_names, open_vectorizer
 
@@ -55,8 +56,6 @@ class TextRows:
 
     def load(self) -> TextRows:
         """Read words and weights. Raises StoreError where there are fewer than features."""
-        from xmc_stream.kernels.csr import scale_rows_l2
-
         _, idf = open_vectorizer(self._path) or ({}, None)
         words: dict[str, int] = {}
         if not self._hasher:
@@ -65,7 +64,7 @@ class TextRows:
         if idf is None or idf.size < self._n_features or (not self._hasher and len(words) < self._n_features):
             raise StoreError(f"{self._path} has fewer words than features: the store is damaged; make it again")
         self._words, self._weights = words, idf.read(0, self._n_features)
-        self._analyse, self._scaled = analyser_of(self._text), scale_rows_l2
+        self._analyse = analyser_of(self._text)
         self.rows(["a few words"])  # loads what is loaded when it is needed
         return self
 
@@ -95,7 +94,7 @@ class TextRows:
             indptr, indices, counts = X.indptr.astype(np.int64), X.indices, X.data
         data = weighted(self._text, counts, self._weights[indices])
         if self._scale:
-            self._scaled(indptr, data)
+            scale_rows_l2(indptr, data)
         return indptr, indices.astype(index_dtype(self._n_features), copy=False), data
 
     def _names(self) -> Names:
