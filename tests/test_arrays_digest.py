@@ -17,8 +17,7 @@ import zarr
 
 import xmc_stream as xs
 from xmc_stream.errors import StoreError
-from xmc_stream.store.digest import arrays_digest
-from xmc_stream.store.inventory import seal
+from xmc_stream.store.inventory import arrays_digest, seal
 from xmc_stream.store.model import StoredModel
 from xmc_stream.store.new_dataset import new_dataset
 from xmc_stream.store.predictions import Predictions

@@ -28,11 +28,11 @@ from helpers.tools import load_tool
 from helpers.trainings import SETTINGS, kill_when, words
 
 import xmc_stream as xs
+from xmc_stream.datasets.unfinished import describe_unfinished
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import ResumeError, StoreError
-from xmc_stream.runtime.events import EventLog, read_events
-from xmc_stream.runtime.ledger import Ledger, read_ledger
-from xmc_stream.runtime.summary import describe_unfinished, summarise_events, unfinished_run
+from xmc_stream.runtime.events import EventLog, read_events, summarise_events
+from xmc_stream.runtime.ledger import Ledger, read_ledger, unfinished_run
 
 pytestmark = needs_compiler
 # on the noise below a kernel does not end within minutes, in the second round

@@ -17,6 +17,7 @@ from helpers.problems import tight
 
 import xmc_stream as xs
 from xmc_stream.cli import main
+from xmc_stream.datasets.unfinished import describe_unfinished
 from xmc_stream.errors import JobError, MemoryLimitError
 from xmc_stream.grouplasso import descent, firstorder
 from xmc_stream.grouplasso.descent import SegmentJob
@@ -27,7 +28,6 @@ from xmc_stream.grouplasso.run import GroupLassoRun
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Receipt, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan
-from xmc_stream.runtime.summary import describe_unfinished
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
 

@@ -116,24 +116,6 @@ def test_nobody_waits_for_ever_for_one_that_was_stopped_with_the_locks(tmp_path:
     assert list(tmp_path.rglob("*.nbc"))
 
 
-BESIDE = """
-from xmc_stream.ppdsparse.kernels import search
-from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
-
-warm_up = PPDSparseWarmUp(guided=True)
-warm_up.compile_beside()
-before = search._search.numba.signatures
-assert len(before) == 2
-warm_up.load()
-assert search._search.numba.signatures == before
-"""
-
-
-@pytest.mark.slow
-def test_what_is_compiled_beside_is_what_a_training_calls() -> None:
-    subprocess.run([sys.executable, "-c", BESIDE], check=True)
-
-
 DRAW = """
 import numpy as np
 from xmc_stream.kernels.heldout import held_out

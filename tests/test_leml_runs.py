@@ -17,6 +17,7 @@ from helpers.cuts import CutError, CutLedger
 from helpers.forked import forked_command
 
 import xmc_stream as xs
+from xmc_stream.datasets.unfinished import describe_unfinished
 from xmc_stream.errors import InputError, JobError, MemoryLimitError
 from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.lowrank.leml import LEMLRun, most_passes
@@ -26,7 +27,6 @@ from xmc_stream.pdsparse.passes import SegmentJob
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Receipt, run_here
 from xmc_stream.runtime.plan import MemoryPlan
-from xmc_stream.runtime.summary import describe_unfinished
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 

@@ -14,8 +14,7 @@ import pytest
 from xmc_stream.errors import InputError, JobError
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt
-from xmc_stream.runtime.threads import Threads
-from xmc_stream.runtime.work import Done, Failed
+from xmc_stream.runtime.threads import Done, Failed, Threads
 from xmc_stream.system.memory import MemoryLimit
 from xmc_stream.system.stop import stop_if_unwanted
 

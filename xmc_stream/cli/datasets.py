@@ -15,7 +15,7 @@ from xmc_stream.errors import InputError, StoreError
 from xmc_stream.system.memory import format_size, peak_resident
 
 if TYPE_CHECKING:
-    from xmc_stream.store.digest import StoredArrays
+    from xmc_stream.store.inventory import StoredArrays
 
 _SHOWN = 20  # phases of a long training that are shown, from its beginning and as many from its end
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.models.model import Model
-from xmc_stream.runtime.summary import summarise_events
+from xmc_stream.runtime.events import summarise_events
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.inventory import LOGS, SEAL

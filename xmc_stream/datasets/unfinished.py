@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.runtime.ledger import IDENTITY, read_ledger
+from xmc_stream.runtime.events import read_events, summarise_events
+from xmc_stream.runtime.ledger import IDENTITY, read_ledger, unfinished_run
 from xmc_stream.runtime.making import COMMAND
-from xmc_stream.runtime.summary import describe_unfinished, unfinished_run
 from xmc_stream.store.places import LOCK, work_folder
 
 _KINDS = {
@@ -40,3 +40,33 @@ def unfinished(path: Path) -> dict[str, Any] | None:
             "next": "it is running now" if running else f"give the same {command} command again: {again}",
         }
     return None
+
+
+def describe_unfinished(work: Path) -> dict[str, Any]:
+    """How far a run is. running: whether a process is at it now.
+
+    By the name of the method's unit (round, pass, alternation, iteration) which one it is in; nothing before the first.
+    Raises StoreError where the ledger is damaged.
+    """
+    receipts, running = read_ledger(work / "ledger.jsonl")
+    identity = receipts.get(IDENTITY, {})
+    phase, jobs, done = "", 0, 0
+    at: dict[str, int] = {}
+    for event in read_events(work / "events.jsonl"):
+        if event["event"] == "phase":
+            phase, jobs, done = event["phase"], event["jobs"], event["done"]
+            if event.get("unit"):
+                at = {event["unit"]: event["number"]}
+        elif event["event"] == "job":
+            done += 1
+    return {
+        "kind": "unfinished model",
+        **{name: identity.get(name) for name in ("solver", "params", "seed")},
+        "running": running,
+        **at,
+        "phase": phase,
+        "jobs_done": done,
+        "jobs_in_phase": jobs,
+        "next": "it is running now" if running else "give the same train command again: it goes on",
+        "run": summarise_events(work / "events.jsonl"),
+    }

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Dense, Factor, by_lines
-from xmc_stream.runtime.portion import Portion
+from xmc_stream.runtime.plan import Portion
 from xmc_stream.store.chunks import open_array
-from xmc_stream.store.packing import PackedArrayWriter, new_pack
-from xmc_stream.store.packing import pack_damage
+from xmc_stream.store.packing import PackedArrayWriter, new_pack, pack_damage
 
 
 class Begun:

@@ -27,8 +27,7 @@ from xmc_stream.grouplasso.solver import problem_of
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import even_ranges
-from xmc_stream.runtime.portion import Portion
+from xmc_stream.runtime.plan import Portion, even_ranges
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.packing import new_pack

@@ -35,7 +35,7 @@ from xmc_stream.metrics import among
 from xmc_stream.models.decisions import HeldOut
 from xmc_stream.models.ranking import filter_pairs, no_predictions
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.portion import Portion
+from xmc_stream.runtime.plan import Portion
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import DECISION

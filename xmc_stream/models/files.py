@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from xmc_stream import flags
 from xmc_stream.errors import InputError
-from xmc_stream.runtime.summary import unfinished_run
+from xmc_stream.runtime.ledger import unfinished_run
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.model import is_model
 from xmc_stream.store.nodes import attributes_of

@@ -25,8 +25,7 @@ from xmc_stream.pdsparse.sessions import TablesOf, at_work_alone, drop_session, 
 from xmc_stream.pdsparse.solver import Stepper, label_numbers
 from xmc_stream.pdsparse.state import stored_tables
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import MIB
-from xmc_stream.runtime.portion import Portion
+from xmc_stream.runtime.plan import MIB, Portion
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_store
 from xmc_stream.store.matrix import Block, SparseMatrix

@@ -27,7 +27,7 @@ from xmc_stream.pdsparse.sessions import TablesOf, at_work_alone, keep, read_tab
 from xmc_stream.pdsparse.solver import Stepper, Stretch, TablesFullError, pass_key
 from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.portion import Portion
+from xmc_stream.runtime.plan import Portion
 from xmc_stream.store.encoding import remove
 from xmc_stream.system.memory import format_size
 

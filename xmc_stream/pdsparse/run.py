@@ -26,8 +26,7 @@ from xmc_stream.pdsparse.rows import Data, Which
 from xmc_stream.pdsparse.sessions import TablesOf, drop_session
 from xmc_stream.pdsparse.solver import more_labels, n_groups
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.runtime.plan import MIB, MemoryPlan
-from xmc_stream.runtime.portion import SECONDS
+from xmc_stream.runtime.plan import MIB, SECONDS, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import DECISION

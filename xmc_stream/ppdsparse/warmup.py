@@ -99,7 +99,7 @@ class PPDSparseWarmUp(WarmUp):
                 fewer_weights(np.array([0, 1]), np.zeros(1, np.int32), one, np.zeros(1, np.int64), p, 0, 1)
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.fours and not self.dense:
-                self.compile_beside()
+                self._search_in_fours()
             if self.large:
                 self._stream(dataset, p, path)
             if self.lifts:  # a row of these has one label, which implies none
@@ -111,14 +111,9 @@ class PPDSparseWarmUp(WarmUp):
                 notes = Notes()
                 run_here(PPDSparseRun(dataset, work, p, 0, plan, notes, str(path / "model")).loop(), notes)
 
-    @property
-    def in_two_parts(self) -> bool:
-        """Where all rows are seen nothing is searched."""
-        return not self.all_rows
-
-    def compile_beside(self) -> None:
-        """Search, and let the rows of a large class stream by: that takes nearly as long to compile as all the rest."""
-        with a_few_rows(d=6 if self.fours else 12) as dataset:
+    def _search_in_fours(self) -> None:
+        """Search rows that are dense enough for tiles of four rows, which those of `load` are not."""
+        with a_few_rows(d=6) as dataset:
             path, n, k = Path(dataset.path).parent, dataset.n_samples, dataset.n_labels
             with new_unit_state(path / "state", k, n, dataset.n_features) as writer:
                 writer.active.append(np.zeros(k, np.int64), np.zeros(0, np.int32), np.zeros(0))
@@ -129,8 +124,6 @@ class PPDSparseWarmUp(WarmUp):
             for kind in (EXACT, NARROW):
                 out = str(path / f"found{kind}")
                 SearchJob(problem, 1, False, kind, 0, n, (span,), 1, out, MIB, n, 0.0).run()
-            if self.large:
-                self._stream(dataset, p, path)
 
     def _stream(self, dataset: Dataset, parameters: PPDSparseParameters, path: Path) -> None:
         """Solve class 0 with all rows streaming by."""

@@ -132,26 +132,11 @@ def as_checked(phase: Phase) -> Phase:
     return phase if what is None else replace(phase, jobs=[CheckedJob(job, what) for job in phase.jobs])
 
 
-@dataclass(frozen=True)
-class CheckCountsJob:
-    """What a model knows of the training rows of its labels."""
-
-    model: str
-
-    @property
-    def key(self) -> str:
-        """The array."""
-        return f"check/{LABEL_COUNTS}"
-
-    def run(self) -> Receipt:
-        """Check; raises StoreError naming a chunk that is damaged, or another one's."""
-        return {"checked_bytes": StoredModel(self.model).verify_label_counts()}
-
-
-def common_model_jobs(model: StoredModel) -> list[SealJob | CheckJob | CheckCountsJob]:
+def common_model_jobs(model: StoredModel) -> list[SealJob | CheckJob]:
     """Jobs for what a model of any kind has: its seal, what its features and labels are, the counts of its labels."""
-    words = (array for name in ("names", "vectorizer", SELECTED) for array in plain_arrays(model.path / name))
-    return [SealJob(str(model.path)), *array_jobs(model.path, words), CheckCountsJob(str(model.path))]
+    known = ("names", "vectorizer", SELECTED, LABEL_COUNTS)
+    arrays = (array for name in known for array in plain_arrays(model.path / name))
+    return [SealJob(str(model.path)), *array_jobs(model.path, arrays)]
 
 
 @dataclass(frozen=True)

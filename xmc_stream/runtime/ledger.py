@@ -10,18 +10,24 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from xmc_stream import flags
 from xmc_stream.errors import ResumeError, StoreError
+from xmc_stream.kernels.cache import processor_type, versions
 from xmc_stream.store.places import hold, refuse_foreign, try_lock
 from xmc_stream.system.files import regular
 from xmc_stream.system.folders import outlives_process
+from xmc_stream.version import __version__
 
 Receipt = dict[str, Any]
 IDENTITY = "identity"
@@ -153,6 +159,14 @@ def read_ledger(path: Path) -> tuple[dict[str, Receipt], bool]:
         return _parse(path, file.read())[0], not free
 
 
+def unfinished_run(path: Path) -> Path | None:
+    """The folder of the run that is making, or was making, a model at `path`, if there is one."""
+    for work in (path, path.with_name(path.name + ".partial")):
+        if work.name.endswith(".partial") and (work / "ledger.jsonl").is_file():
+            return work
+    return None
+
+
 def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:
     """Raise ResumeError where a run would go on as another one, naming what differs."""
     now = json.loads(json.dumps(now))
@@ -175,3 +189,25 @@ def _first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
             if old.get(part) != new.get(part):
                 return f"{name} {part}", old.get(part), new.get(part)
     return name, old, new
+
+
+def environment() -> dict[str, str]:
+    """What the last bits of a run depend on beside data, parameters and seed: type of processor and package versions."""
+    packages = {"xmc-stream": __version__, "numpy": np.__version__, **versions()}
+    return {"processor": _processor(), "python": platform.python_version(), **packages}
+
+
+@cache
+def _processor() -> str:
+    """The processor's type, or the one that numba is told to compile for: kernels round the same on the same type."""
+    if told := os.environ.get("NUMBA_CPU_NAME"):
+        return f"{platform.machine()} {told}"
+    return f"{_model()} ({processor_type()})"  # two machines of a cloud may have one name and other features
+
+
+def _model() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as cpuinfo:
+        for line in cpuinfo:
+            if line.startswith("model name"):
+                return f"{platform.machine()} {line.partition(':')[2].strip()}"
+    return f"{platform.machine()} {platform.processor()}".strip()

@@ -1,10 +1,11 @@
-"""Cutting work to the memory limit: how large a block, a batch, a tile cache may be, before anything is allocated.
+"""Cutting work to the memory limit and to some seconds: how large a block, a batch, a tile cache may be, how long a job.
 
 Plans decide where work is cut and never what comes out of it.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.runtime.portion import SECONDS
 from xmc_stream.system.memory import MemoryLimit, grown, least_limit
 
 MIB = 2**20
-_MANY_THREADS = 4  # of a process: from so many on, jobs that get and give back their memory make each other wait
+SECONDS = (
+    10.0  # that a job works before it leaves what it has done: of the processor, of all threads. A stop costs no more
+)
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,6 @@ class MemoryPlan:
     def row_block_bytes(self) -> int:
         """Of X in a row block, Y or the results apart."""
         return max(self.longest, min(32 * MIB, max(MIB // 2, self.per_thread // 16)))
-
-    def keeps_freed(self, needs: Mapping[str, int]) -> bool:
-        """Whether what jobs free may stay in memory for the next ones: there is room for twice the needs, at their largest."""
-        return self.threads >= _MANY_THREADS and self.processes == 1 and 2 * sum(needs.values()) <= self.budget
 
     def refuse_unless(self, needs: dict[str, int], what: str) -> None:
         """Raise MemoryLimitError when the components do not fit the budget."""
@@ -189,3 +187,22 @@ def even_ranges(n: int, parts: int) -> list[tuple[int, int]]:
     """0 .. n in `parts` ranges of nearly equal length, without empty ones."""
     parts = max(1, min(parts, n))
     return [(n * p // parts, n * (p + 1) // parts) for p in range(parts)]
+
+
+class Portion:
+    """What one job takes of a long piece of work that may end anywhere: it asks after each bit of it whether to end.
+
+    Made when the first bit begins: what the job reads before is not a bit. Seconds are those of the processor in the whole
+    process, unless `clock` has others: jobs beside each other take SECONDS together.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.process_time) -> None:
+        self._clock = clock
+        self._began = self._last = clock()
+        self._longest = 0.0
+
+    def done(self) -> bool:
+        """Whether another bit, as long as the longest so far, would take longer than a job should."""
+        now = self._clock()
+        self._longest, self._last = max(self._longest, now - self._last), now
+        return now - self._began + self._longest > SECONDS

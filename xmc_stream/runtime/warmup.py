@@ -23,11 +23,9 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model
 from xmc_stream.store.new_dataset import new_dataset
 from xmc_stream.system.folders import temporary_folder
-from xmc_stream.system.memory import available_memory, available_threads
 from xmc_stream.system.progress import LOG, current, duration
 
 _loaded: set[str] = set()  # what this process has loaded
-_COMPILER = 350 * 2**20  # bytes that a process which compiles comes to
 
 
 class WarmUp(ABC):
@@ -52,18 +50,10 @@ class WarmUp(ABC):
     def load(self) -> None:
         """Do the work on a few made-up rows, in a temporary folder."""
 
-    @property
-    def in_two_parts(self) -> bool:
-        """Whether `compile_beside` has something to do."""
-        return False
-
-    def compile_beside(self) -> None:  # noqa: B027 (most have nothing to gain)
-        """Call some kernels that `load` comes to late: on another processor they are compiled meanwhile."""
-
     def run(self) -> Receipt:
         """Compile, if that was never done on this machine, and load, once in a process.
 
-        Processes of their own compile, as a compiler leaves 200 MB behind; where that fails, this one does and says why.
+        A process of its own compiles, as a compiler leaves 200 MB behind; where that fails, this one does and says why.
         The receipt has the seconds that each took.
         """
         name = self.loads
@@ -86,29 +76,12 @@ class WarmUp(ABC):
         return {"compiling": 0.0 if compiled else between - began, "loading": time.perf_counter() - between}
 
     def _compile(self) -> bool:
-        room = available_threads() > 1 and available_memory() > 3 * _COMPILER
-        return self._elsewhere("load", *(["compile_beside"] if room and self.in_two_parts else [])) == 0
-
-    def _elsewhere(self, *whats: str) -> int:
-        """Do each in a process of its own, beside each other; returns how the first ended."""
+        """Load in a process of its own; whether that ended well."""
         import subprocess  # where all is compiled nobody needs it
 
-        me = pickle.dumps(self).hex()
-        running: list[subprocess.Popen[bytes]] = []
-        try:
-            for what in whats:
-                code = f"import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])).{what}()"
-                command = [sys.executable, "-c", code, me]
-                running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-            first, *others = running
-            if first.wait() == 0:
-                for process in others:
-                    process.wait()
-            return int(first.returncode)
-        finally:
-            for process in running:  # where the first has failed, or this one is interrupted
-                process.kill()
-                process.wait()
+        code = "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])).load()"
+        command = [sys.executable, "-c", code, pickle.dumps(self).hex()]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @contextmanager

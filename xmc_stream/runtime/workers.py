@@ -21,7 +21,7 @@ from pathlib import Path
 
 from xmc_stream import flags
 from xmc_stream.errors import InputError, XmcStreamError
-from xmc_stream.runtime.environment import environment
+from xmc_stream.runtime.ledger import environment
 from xmc_stream.store.remote import refuse_unreachable
 from xmc_stream.system.memory import MemoryLimit, available_memory, format_size, make_room, parse_size, resident
 

@@ -16,12 +16,11 @@ from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.chunks import open_array, read_small
-from xmc_stream.store.digest import StoredArrays
 from xmc_stream.store.encoding import Encoding, MatrixWriter, naming, new_store, publish
-from xmc_stream.store.inventory import seal
+from xmc_stream.store.inventory import StoredArrays, seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names, open_row_ids
-from xmc_stream.store.nodes import Group, attributes_of, from_here, understood, whole_of
+from xmc_stream.store.nodes import Group, from_here, understood, whole_of
 from xmc_stream.store.places import claimed
 from xmc_stream.store.remote import as_path, is_mirrored
 from xmc_stream.store.transpose import transpose
@@ -74,14 +73,8 @@ class Dataset(StoredArrays):
 
     def __init__(self, path: str | Path) -> None:
         self.path = as_path(path)
-        try:
-            self.attributes = attributes_of(self.path)
-        except (FileNotFoundError, ValueError):
-            raise StoreError(f"{path} is not a dataset: make one with `xmc-stream convert INPUT {path}`") from None
-        if self.attributes.get("format") != FORMAT:
-            raise StoreError(f"{path} is a zarr group but not a dataset of xmc_stream: convert its matrices first")
-        if (version := whole_of(self.path, self.attributes, "version", 1)) > VERSION:
-            raise StoreError(f"{path} was written by a newer xmc_stream (format {version}): update")
+        missing = f"is not a dataset: make one with `xmc-stream convert INPUT {path}`"
+        self._open(path, FORMAT, VERSION, missing, "not a dataset of xmc_stream: convert its matrices first")
         self.path = self.path.absolute()  # a worker has a folder of its own
         sizes = [whole_of(self.path, self.attributes, name) for name in SIZES]
         self.n_samples, self.n_features, self.n_labels = sizes[:3]

@@ -3,6 +3,10 @@
 Every chunk file ends with the checksum of its values, and the array's zarr.json has the checksums of all its chunks. The
 zarr.json files have none of their own: a finished store is sealed, which puts a hash of all of them into the attributes of
 the outermost. So a file that is whole in itself and another store's is found too. What values mean is not looked at here.
+
+A hash of a store's arrays alone says what two stores have in common that say different things of themselves. Each array counts
+by its name, type, shape and values; attributes, chunks, codecs and files do not count, nor what a run wrote down. So a store
+can be compared with one that another version of the library made.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import itertools
 import json
 import math
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,10 +27,26 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
+from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.nodes import CRCS, crcs_of, is_whole, not_understood, read_json, set_attributes
+from xmc_stream.store.chunks import ChunkedArray, described
+from xmc_stream.store.comparing import Comparing, compare_while_reading
+from xmc_stream.store.nodes import (
+    CRCS,
+    ZARR_ERRORS,
+    PlainArray,
+    attributes_of,
+    crcs_of,
+    is_whole,
+    not_understood,
+    read_json,
+    set_attributes,
+    understood,
+    whole_of,
+)
 from xmc_stream.store.remote import local_path, open_file, size_of
+from xmc_stream.system.progress import current
 
 SEAL = "metadata_sha256"
 UNREAD = "cannot be read"  # in a line of damage that may pass
@@ -39,6 +60,9 @@ LOGS = "logs_sha256"
 _CHECKSUM_BYTES = 4
 _PIECE = 1 << 20
 _MOST_MISSING = 100  # files of an array that are named
+_BLOCK = 1 << 20  # bytes of an array that are in memory at a time
+_DENSEST = 1 << 16  # times smaller than its values is an array on disk at most, where others compressed it
+_AGAIN = "X/columns/"  # X once more, made when a method asks for it: no reason for another hash
 
 
 @dataclass(frozen=True)
@@ -294,3 +318,137 @@ def _metadata_hash(path: Path, own: bytes) -> str:
                 while piece := file.read(_PIECE):
                     digest.update(piece)
     return digest.hexdigest()
+
+
+class StoredArrays:
+    """What a dataset, a model and predictions are alike in: a folder of arrays."""
+
+    path: Path
+    attributes: dict[str, Any]
+
+    def _open(self, shown: str | Path, format: str, version: int, missing: str, other: str) -> None:
+        """Read the attributes, if they are not there. Raises StoreError for another format, or a newer version.
+
+        version: the newest that is read, 0 for a format without. missing, other: what to say of the path where there is
+        nothing, or something else.
+        """
+        try:
+            self.attributes = getattr(self, "attributes", None) or attributes_of(self.path)
+        except (FileNotFoundError, ValueError):
+            raise StoreError(f"{shown} {missing}") from None
+        if self.attributes.get("format") != format:
+            raise StoreError(f"{shown} is a zarr group but {other}")
+        if version and (found := whole_of(self.path, self.attributes, "version", 1)) > version:
+            raise StoreError(f"{shown} was written by a newer xmc_stream (format {found}): update")
+
+    def arrays_digest(self) -> str:
+        """A hash of the arrays alone: of the name, type, shape and values of each.
+
+        Attributes, chunks and compression do not enter. So it tells whether two versions of the library wrote the same
+        arrays, also where they say different things about them. All arrays of the store are read, except X by columns.
+
+        Returns
+        -------
+        str
+            A SHA-256 hash, in hexadecimal digits.
+
+        Raises
+        ------
+        StoreError
+            The store is damaged: what is read is compared with its checksums.
+        """
+        return arrays_digest(self.path)
+
+
+def arrays_digest(path: Path) -> str:
+    """See `StoredArrays.arrays_digest`."""
+    with compare_while_reading(Comparing((str(path),), uuid.uuid4().hex)):
+        for store in (path, path / "observed"):  # a mask has a seal of its own
+            if store == path or store.exists():
+                refuse_broken_seal(store)
+        arrays = {name: described(path / name) for name in _names(path)}
+        for name, array in arrays.items():
+            _refuse_what_is_not_there(path / name, array)
+        bar, done = current(), 0
+        whole = max(1, sum(_size(array) for array in arrays.values()))
+        bar.phase("hashing the arrays")
+        digest = hashlib.sha256()
+        for name, array in arrays.items():
+            values = hashlib.sha256()
+            for block in _blocks(path / name, array):
+                values.update(block.data)
+                done += block.nbytes
+                bar.advance(done / whole)
+            about = [name, array.dtype.name, list(_shape(array)), values.hexdigest()]
+            digest.update(json.dumps(about).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _names(path: Path) -> Iterator[str]:
+    """The arrays of a store by their places in it, in one order."""
+    for name in sorted(files_of_store(path)):
+        folder, _, file = name.rpartition("/")
+        if file == "zarr.json" and not name.startswith(_AGAIN):
+            with understood(path / name):
+                is_array = read_json(path / name)["node_type"] == "array"
+            if is_array:
+                yield folder
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    return (array.size,) if isinstance(array, PlainArray) else tuple(array.shape)
+
+
+def _size(array: Any) -> int:
+    return math.prod(_shape(array)) * int(array.dtype.itemsize)
+
+
+def _is_ones(path: Path, array: Any) -> bool:
+    """Whether it is the values of a matrix of ones, which have no files."""
+    plain = isinstance(array, PlainArray) and path.name == "data"
+    return plain and array.fill_value == 1 and array.nchunks_initialized == 0
+
+
+def _refuse_what_is_not_there(path: Path, array: Any) -> None:
+    """Raise StoreError for an array that says it is longer than its files can be: without end, it would take for ever."""
+    if _is_ones(path, array):
+        indices = described(path.with_name("indices"))
+        if _shape(indices) == _shape(array):
+            _refuse_what_is_not_there(path.with_name("indices"), indices)
+            return
+    elif isinstance(array, PlainArray):
+        ChunkedArray(array).check_sizes()
+        return
+    elif _size(array) <= _DENSEST * (sum(size_of(file) for file in path.rglob("*") if not file.is_dir()) + _DENSEST):
+        return
+    raise StoreError(f"{path} has fewer values than its zarr.json says: the store is damaged; make it again")
+
+
+def _blocks(path: Path, array: Any) -> Iterator[NDArray[Any]]:
+    """The values of an array in turn, little-endian; of one with several dimensions row by row."""
+    stored = array.dtype.newbyteorder("<")
+    if len(shape := _shape(array)) > 1:
+        for start in range(0, shape[0], array.chunks[0]):  # zarr reads whole chunks anyway
+            try:
+                yield np.ascontiguousarray(array[start : start + array.chunks[0]], stored)
+            except ZARR_ERRORS as error:
+                raise not_understood(path, error) from None
+        return
+    items = _BLOCK // int(array.dtype.itemsize)
+    if _is_ones(path, array):
+        block = np.ones(min(items, array.size), stored)
+        for start in range(0, array.size, items):
+            yield block[: array.size - start]
+        return
+    reader = ChunkedArray(array)
+    for start in range(0, reader.size, items):
+        yield np.ascontiguousarray(reader.read(start, min(start + items, reader.size)), stored)
+
+
+def is_of_format(path: Path, format: str) -> bool:
+    """Whether a folder says it is a store of a format; read without zarr, so that any other folder is told apart cheaply."""
+    try:
+        attributes = read_json(path / "zarr.json")["attributes"]
+    except (OSError, KeyError, TypeError):
+        return False
+    return isinstance(attributes, dict) and attributes.get("format") == format

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import NARROW_BOUND, open_array, read_small
+from xmc_stream.store.chunks import NARROW_BOUND, read_small
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.digest import StoredArrays
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, publish, remove_unfinished
-from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
+from xmc_stream.store.inventory import LOGS, StoredArrays, change_sealed, is_of_format, log_hashes, seal
 from xmc_stream.store.names import SELECTED, Names, open_names
-from xmc_stream.store.nodes import Group, attributes_of, read_json, whole_of
+from xmc_stream.store.nodes import Group, attributes_of, whole_of
 from xmc_stream.store.places import make_folder
 from xmc_stream.store.remote import as_path
 
@@ -81,12 +80,8 @@ def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
 
 
 def is_model(path: Path) -> bool:
-    """Whether a folder says it is a model; read without zarr, so that any other folder is told apart cheaply."""
-    try:
-        attributes = read_json(path / "zarr.json")["attributes"]
-    except (OSError, KeyError, TypeError):
-        return False
-    return isinstance(attributes, dict) and attributes.get("format") == FORMAT
+    """Whether a folder says it is a model."""
+    return is_of_format(path, FORMAT)
 
 
 class StoredModel(StoredArrays):
@@ -98,16 +93,12 @@ class StoredModel(StoredArrays):
 
     def __init__(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
         self.path = as_path(path)
-        try:
-            self.attributes = attributes_of(self.path) if attributes is None else attributes
-        except (FileNotFoundError, ValueError):
-            partial = self.path.with_name(self.path.name + ".partial")
-            hint = "its training is not finished: run the train command again" if partial.exists() else "train it first"
-            raise StoreError(f"{path} is not a model: {hint}") from None
-        if self.attributes.get("format") != FORMAT:
-            raise StoreError(f"{path} is a zarr group but not a model of xmc_stream: give the folder that train wrote")
-        if (version := whole_of(self.path, self.attributes, "version", 1)) > VERSION:
-            raise StoreError(f"{path} was written by a newer xmc_stream (format {version}): update")
+        partial = self.path.with_name(self.path.name + ".partial").exists()
+        hint = "its training is not finished: run the train command again" if partial else "train it first"
+        other = "not a model of xmc_stream: give the folder that train wrote"
+        if attributes is not None:
+            self.attributes = attributes
+        self._open(path, FORMAT, VERSION, f"is not a model: {hint}", other)
         self.path = self.path.absolute()  # a worker has a folder of its own
         self.n_features, self.n_labels, self.nnz = (
             whole_of(self.path, self.attributes, name) for name in ("n_features", "n_labels", "nnz")
@@ -168,26 +159,6 @@ class StoredModel(StoredArrays):
         if not self.has_label_counts:
             raise StoreError(f"{self.path} has no {LABEL_COUNTS}: an older xmc_stream wrote it; train it again")
         return read_small(self.path, LABEL_COUNTS, self.n_labels, np.int64, slice(first, last))
-
-    def verify_label_counts(self) -> int:
-        """Compare the label counts with their checksums, where the model has them.
-
-        Returns
-        -------
-        int
-            Bytes that were compared.
-
-        Raises
-        ------
-        StoreError
-            They are damaged.
-        """
-        if not self.has_label_counts:
-            return 0
-        array = open_array(self.path / LABEL_COUNTS)
-        for k in range(array.n_chunks):
-            array.verify_chunk(k)
-        return array.size * array.dtype.itemsize
 
     @property
     def calibrated(self) -> bool:

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.store.digest import StoredArrays
 from xmc_stream.store.encoding import index_dtype, naming, publish
-from xmc_stream.store.inventory import array_files, seal
+from xmc_stream.store.inventory import StoredArrays, array_files, is_of_format, seal
 from xmc_stream.store.names import Names, open_row_ids
-from xmc_stream.store.nodes import ZARR_ERRORS, Group, attributes_of, not_understood, read_json
+from xmc_stream.store.nodes import ZARR_ERRORS, Group, not_understood
 from xmc_stream.store.remote import is_mirrored
 from xmc_stream.system.stop import stop_if_unwanted
 
@@ -34,14 +33,8 @@ class Predictions(StoredArrays):
         if is_mirrored(path):
             raise StoreError(f"{path}: predictions are not read from a URL: `xmc-stream copy` them to a folder")
         self.path = Path(path)
-        try:
-            self.attributes = attributes_of(self.path)
-        except (FileNotFoundError, ValueError):
-            raise StoreError(
-                f"{path} holds no predictions: make them with `xmc-stream predict MODEL DATA {path}`"
-            ) from None
-        if self.attributes.get("format") != FORMAT:
-            raise StoreError(f"{path} is a zarr group but holds no predictions of xmc_stream")
+        missing = f"holds no predictions: make them with `xmc-stream predict MODEL DATA {path}`"
+        self._open(path, FORMAT, 0, missing, "holds no predictions of xmc_stream")
         import zarr
 
         try:
@@ -88,12 +81,8 @@ class Predictions(StoredArrays):
 
 
 def is_predictions(path: Path) -> bool:
-    """Whether a folder says it holds predictions; read without zarr, so that any other folder is told apart cheaply."""
-    try:
-        attributes = read_json(path / "zarr.json")["attributes"]
-    except (OSError, KeyError, TypeError):
-        return False
-    return isinstance(attributes, dict) and attributes.get("format") == FORMAT
+    """Whether a folder says it holds predictions."""
+    return is_of_format(path, FORMAT)
 
 
 def load_library() -> None:

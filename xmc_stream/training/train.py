@@ -207,9 +207,7 @@ class Training:
             with least_named(forecasters, plan) if of == 1 else nullcontext():  # one of several goes on by itself
                 foreseen = forecasters(plan).forecast(plan)
                 run = method.run(task, self.work, plan, ledger, foreseen)
-            whole = with_process(foreseen, plan, resident_bytes, peak_resident(), trains=True)
-            if plan.keeps_freed(foreseen["peak_parts"]):
-                engine.keep_freed()
+            whole = with_process(foreseen, plan, resident_bytes, peak_resident())
             LOG.info("%splan: %s", self.progress.about, plan_line(whole, self.progress.elapsed()))
             self.progress.expect(foreseen["seconds"])
             if ledger.resumed:  # what was read and written before may have been damaged since

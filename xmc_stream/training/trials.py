@@ -19,8 +19,7 @@ from xmc_stream.methods.parameters import Parameters, spelled
 from xmc_stream.models import Execution, load_model, memory_plan
 from xmc_stream.models.execution import Part, shared
 from xmc_stream.runtime.engine import Engine
-from xmc_stream.runtime.environment import environment
-from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.ledger import Ledger, environment
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove, writing
 from xmc_stream.store.places import LEDGER, remove_work
