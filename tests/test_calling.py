@@ -24,7 +24,7 @@ from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import COMMAND
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.system import memory
-from xmc_stream.system.memory import MemoryLimit, least_bound
+from xmc_stream.system.memory import MemoryLimit, of_cgroups
 
 KEYWORDS = ("memory_limit", "threads", "scheduler", "progress")
 
@@ -158,8 +158,8 @@ def test_a_limit_above_that_of_the_cgroup_is_refused(tmp_path: Path, monkeypatch
         (folder / "memory.max").write_text(most)
         (folder / "memory.current").write_text("1000")
         (folder / "memory.stat").write_text("active_file 0\ninactive_file 0\n")
-    assert least_bound("0::/box\n", tmp_path) == 10**9
-    assert least_bound("0::/\n", tmp_path) is None
+    assert [bound for bound, _ in of_cgroups("0::/box\n", tmp_path)] == [10**9]
+    assert not of_cgroups("0::/\n", tmp_path)
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "_memberships", lambda: "0::/box\n")
     assert MemoryLimit.kept("1GB").limit == 10**9

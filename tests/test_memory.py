@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.system.memory import MemoryLimit, format_size, free_in_cgroups, parse_size, resident
+from xmc_stream.system.memory import MemoryLimit, format_size, of_cgroups, parse_size, resident
 
 MB, MIB = 10**6, 2**20
 FEW = settings(max_examples=60, deadline=None)
@@ -114,6 +114,10 @@ def write_cgroup(folder: Path, names: tuple[str, str, str], bound: int | str, us
     (folder / "memory.stat").write_text(f"{prefix}active_file {cached}\nother 7\n{prefix}inactive_file 1\n")
 
 
+def _free(memberships: str, root: Path) -> list[int]:
+    return [free for _, free in of_cgroups(memberships, root)]
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_what_memory_cgroups_leave_free(tmp_path: Path, version: int) -> None:
     top, names = tmp_path / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
@@ -123,11 +127,11 @@ def test_what_memory_cgroups_leave_free(tmp_path: Path, version: int) -> None:
     write_cgroup(top / "a" / "b", names, 300 if version == 1 else "max", 100, 50)
     line = "5:cpu,memory:/a/b" if version == 1 else "0::/a/b"
     expected = [251, 501] if version == 1 else [501]
-    assert free_in_cgroups(f"3:cpuset:/a\n{line}\n", tmp_path) == expected
+    assert _free(f"3:cpuset:/a\n{line}\n", tmp_path) == expected
     # a container shows its own group at the top, and may name it as the host does
     write_cgroup(top, names, 90, 100, 4)
-    assert free_in_cgroups(line.replace("/a/b", "/docker/77"), tmp_path) == [0]
-    assert free_in_cgroups("3:cpuset:/a\n", tmp_path) == []
+    assert _free(line.replace("/a/b", "/docker/77"), tmp_path) == [0]
+    assert _free("3:cpuset:/a\n", tmp_path) == []
 
 
 def test_a_budget_is_what_limit_process_and_reserve_leave() -> None:

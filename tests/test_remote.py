@@ -112,33 +112,6 @@ def test_a_cache_smaller_than_the_data_serves_them_all(
     assert 0 < sum(kept.values()) <= bound
 
 
-def test_what_is_being_fetched_while_others_are_removed_is_counted(
-    s3: S3, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_size = sorted(as_path(url).rglob("c/*"), key=size_of)
-    large, small = by_size[-1], [file for file in by_size if size_of(file) < size_of(by_size[-1]) / 2]
-    bound = size_of(large) + 1
-    monkeypatch.setenv("XMC_STREAM_CACHE_SIZE", str(bound))
-    s3.delay = 0.5
-    with ThreadPoolExecutor(1) as pool:
-        arrives = pool.submit(open_file, large)
-        while not any(file.read_bytes() for file in tmp_path.glob("cache/*/.locks/room")):
-            time.sleep(0.01)
-        os.close(open_file(small[-1]))  # no room beside the large file, and nothing to remove
-        os.close(arrives.result())
-    s3.delay = 0.0
-    os.close(open_file(small[0]))
-    assert sum(fetched(tmp_path / "cache").values()) <= bound
-    # of a process that was killed as it fetched another file
-    mine = {remote._slot(str(file)) for file in by_size}
-    unused = next(slot for slot in map(str, range(256)) if slot not in mine)
-    (tmp_path / "cache" / "xmc_stream-urls" / ".locks" / unused).write_text(str(bound))
-    os.close(open_file(large))
-    for file in small:
-        os.close(open_file(file))
-    assert len(fetched(tmp_path / "cache")) == len(small)  # they have room, as nothing arrives
-
-
 def test_files_that_come_and_go_while_they_are_opened_are_never_missing(
     s3: S3, url: str, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

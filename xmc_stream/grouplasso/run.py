@@ -21,7 +21,7 @@ from xmc_stream.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.grouplasso.plan import plan_descent, plan_gradient
 from xmc_stream.grouplasso.solver import problem_of
 from xmc_stream.methods.contract import WRITING
-from xmc_stream.runtime.check import SealJob, array_jobs
+from xmc_stream.runtime.check import CheckJob, array_jobs
 from xmc_stream.runtime.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.chunks import plain_arrays
@@ -77,7 +77,7 @@ class GroupLassoRun:
         columns_job = ColumnsJob(self._data.path, max(4 * MIB, self.plan.budget // 2))
         yield Phase("columns", [columns_job], "storing the features by columns", kept=False)
         columns = d.path / "X" / "columns"
-        checks: list[Job] = [SealJob(str(columns)), *array_jobs(d.path, plain_arrays(columns))]
+        checks: list[Job] = [CheckJob(str(columns)), *array_jobs(d.path, plain_arrays(columns))]
         yield Phase("check the columns", checks, "comparing the columns with their checksums", kept=False)
         if not p.descends:
             yield from self._bound()

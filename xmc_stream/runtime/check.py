@@ -24,38 +24,25 @@ ChunkRange = tuple[str, int, int]  # an array by its place in a store, its chunk
 
 
 @dataclass(frozen=True)
-class SealJob:
-    """The zarr.json files of a store, which have the checksums of all chunks, against its seal."""
-
-    store: str
-
-    @property
-    def key(self) -> str:
-        """The store."""
-        return f"check/{Path(self.store).name}"
-
-    def run(self) -> Receipt:
-        """Check; raises StoreError where one was changed."""
-        refuse_broken_seal(Path(self.store))
-        return {"checked_bytes": 0}
-
-
-@dataclass(frozen=True)
 class CheckJob:
-    """Some chunks of some arrays of a store."""
+    """Some chunks of some arrays of a store. Without ranges: its zarr.json files, against its seal."""
 
     store: str
-    ranges: tuple[ChunkRange, ...]
+    ranges: tuple[ChunkRange, ...] = ()
 
     @property
     def key(self) -> str:
-        """The first range."""
+        """The first range, or the store."""
+        if not self.ranges:
+            return f"check/{Path(self.store).name}"
         array, first, last = self.ranges[0]
         return f"check/{array}/{first}-{last}"
 
     def run(self) -> Receipt:
         """Check; raises StoreError naming a chunk that is damaged, or another one's."""
         n_bytes = 0
+        if not self.ranges:
+            refuse_broken_seal(Path(self.store))
         for name, first, last in self.ranges:
             array = open_array(Path(self.store) / name)
             for k in range(first, last):
@@ -64,10 +51,10 @@ class CheckJob:
         return {"checked_bytes": n_bytes}
 
 
-def check_jobs(dataset: Dataset, observed: bool = False) -> list[SealJob | CheckJob]:
+def check_jobs(dataset: Dataset, observed: bool = False) -> list[CheckJob]:
     """Jobs for all chunks that training reads, of arrays whose chunk files are plain. observed: the mask is read too."""
     apart = APART[: 1 if observed else 2]
-    seals = [SealJob(str(dataset.path)), *([SealJob(str(dataset.path / "observed"))] if observed else [])]
+    seals = [CheckJob(str(dataset.path)), *([CheckJob(str(dataset.path / "observed"))] if observed else [])]
     return [*seals, *array_jobs(dataset.path, plain_arrays(dataset.path), apart)]
 
 
@@ -132,11 +119,11 @@ def as_checked(phase: Phase) -> Phase:
     return phase if what is None else replace(phase, jobs=[CheckedJob(job, what) for job in phase.jobs])
 
 
-def common_model_jobs(model: StoredModel) -> list[SealJob | CheckJob]:
+def common_model_jobs(model: StoredModel) -> list[CheckJob]:
     """Jobs for what a model of any kind has: its seal, what its features and labels are, the counts of its labels."""
     known = ("names", "vectorizer", SELECTED, LABEL_COUNTS)
     arrays = (array for name in known for array in plain_arrays(model.path / name))
-    return [SealJob(str(model.path)), *array_jobs(model.path, arrays)]
+    return [CheckJob(str(model.path)), *array_jobs(model.path, arrays)]
 
 
 @dataclass(frozen=True)

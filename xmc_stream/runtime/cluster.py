@@ -22,7 +22,7 @@ from distributed.core import Status
 
 from xmc_stream import flags
 from xmc_stream.errors import InputError, JobError
-from xmc_stream.runtime.job import Job, Receipt
+from xmc_stream.runtime.job import Job
 from xmc_stream.runtime.threads import Done, Failed, do_while, receipt_of, under_way
 from xmc_stream.runtime.workers import (
     About,
@@ -473,10 +473,10 @@ class Cluster:
             done += [receipt_of(self.outcome(job, self.next_ended())) for _ in group]
         return max(done, key=lambda one: one.usage.resident)
 
-    def once(self, job: Job) -> Receipt:
+    def once(self, job: Job) -> Done:
         """Run a job on a worker, by itself."""
         self.submit(job, True)
-        return receipt_of(self.outcome(job, self.next_ended())).receipt
+        return receipt_of(self.outcome(job, self.next_ended()))
 
     def jobs_here(self) -> int:
         """Jobs that are under way in this process: a worker's end with the worker."""

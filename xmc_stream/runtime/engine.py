@@ -152,7 +152,7 @@ class Engine:
 
     def once(self, job: Job) -> Receipt:
         """Run a job by itself, in this process or on a worker, and return its receipt."""
-        return self._workers.once(job)
+        return self._workers.once(job).receipt
 
     def run(self, loop: Any, book: Notebook) -> Receipt:
         """Run a loop's phases to its end and return what it returns. Finished jobs are taken from the book.
@@ -188,7 +188,10 @@ class Engine:
                 else:
                     unkept.update({name: receipt[name] for name in _SUMS if name in receipt})
                 self.peak = max(self.peak, done.peak, self._guard.peak if self.in_process else 0)
-                self._log(job, done)
+                self._events.add(
+                    "job", done.usage, done.process, job=job.key, seconds=round(done.seconds, 4), peak=done.peak,
+                    bytes_read=receipt.get("bytes_read", receipt.get("checked_bytes", 0)),
+                )  # fmt: skip
                 n_done += 1
                 progress.advance(n_done / len(phase.jobs))
                 if self.in_process:
@@ -243,9 +246,3 @@ class Engine:
         except Exception as error:
             raise JobError(f"job {job.key} failed: {type(error).__name__}: {error}") from error
         return receipt_of(outcome)
-
-    def _log(self, job: Job, done: Done) -> None:
-        self._events.add(
-            "job", done.usage, done.process, job=job.key, seconds=round(done.seconds, 4), peak=done.peak,
-            bytes_read=done.receipt.get("bytes_read", done.receipt.get("checked_bytes", 0)),
-        )  # fmt: skip

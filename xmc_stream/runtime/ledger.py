@@ -178,17 +178,11 @@ def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]
     if differ:
         name = min(differ, key=lambda name: name == "environment")  # what --force does not help against comes first
         hint = _ADVICE.get(name, "give the same, name another model, or " + flags.OVERWRITE)
-        what, old, new = _first_difference(name, before.get(name), now.get(name))
+        what, old, new = name, before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            part = next(part for part in {**old, **new} if old.get(part) != new.get(part))
+            what, old, new = f"{name} {part}", old.get(part), new.get(part)
         raise ResumeError(f"{path.parent} holds a run with {what} {old}, not {new}: " + hint)
-
-
-def _first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
-    """What differs in a value, with both values: of a dict the first entry that does."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for part in {**old, **new}:
-            if old.get(part) != new.get(part):
-                return f"{name} {part}", old.get(part), new.get(part)
-    return name, old, new
 
 
 def environment() -> dict[str, str]:

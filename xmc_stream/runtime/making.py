@@ -82,7 +82,7 @@ def make(
                     if anew or not ledger.resumed:
                         empty(work, work / LOCK)
                     for left in [*work.rglob("*.partial"), *work.rglob("*.old")]:  # by copies of jobs that were killed
-                        _remove(left)
+                        remove_tree(left)
                 result = run(works[0].absolute(), ledger)  # a worker has a folder of its own
             if ledger.renewed and "said" in result:
                 result["said"] += f"; an unfinished conversion of something else, in {works[0].name}, was dropped"
@@ -210,10 +210,3 @@ def _drop(works: Sequence[Path]) -> None:
     """Remove work folders that are held, that with the ledger of the whole last."""
     for work in reversed(works):
         remove_held(work / LOCK)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        remove_tree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -119,13 +119,11 @@ class Threads:
         """What a job ended with. Raises what it raised, if that is no error of the library's own."""
         return future.result()
 
-    def warm(self, job: Job) -> Done:
-        """Run a job in this thread: it loads libraries and kernels, which the process needs once."""
+    def once(self, job: Job) -> Done:
+        """Run a job in this thread."""
         return receipt_of(do(job))
 
-    def once(self, job: Job) -> Receipt:
-        """Run a job in this thread."""
-        return receipt_of(do(job)).receipt
+    warm = once  # libraries and kernels, which the process needs once
 
     def jobs_here(self) -> int:
         """Jobs that are under way in this process."""
@@ -144,10 +142,7 @@ class Threads:
         while (item := self._waiting.get()) is not None:
             job, future = item
             try:
-                future.set_result(do_while(self._wanted, job, self._run))
+                future.set_result(do_while(lambda: not self._withdrawn, job, self._run))
             except BaseException as error:  # noqa: BLE001 (whoever asks for the outcome is told)
                 future.set_exception(error)
             del item, job, future  # or what they hold would live until the next job comes
-
-    def _wanted(self) -> bool:
-        return not self._withdrawn

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -26,7 +27,6 @@ from xmc_stream.store.remote import refuse_unreachable
 from xmc_stream.system.memory import MemoryLimit, available_memory, format_size, make_room, parse_size, resident
 
 _LIBRARIES = ("dask", "distributed", "zarr", "scipy")  # beside what the last bits of a run depend on
-_judged: dict[tuple[str, str], str] = {}  # what `misfit` found, by run and worker
 _LEAST_FILES = 256  # open files that a process must be allowed
 _LEAST_ROOM = 64 * 10**6  # bytes on the disk of a folder that is written to
 _SHARE = 0.75  # of what is free that a run takes where no limit is given
@@ -110,15 +110,9 @@ def common_environment(workers: Iterable[Mapping[str, str]]) -> Mapping[str, str
 def misfit(terms: Terms, name: str, threads: int, allowed: int) -> str:
     """Why this process, a worker that may have joined late, must not work for a run; nothing where it may.
 
-    name, allowed: see `About`. It is asked for each job, and looks once for each run.
+    name, allowed: see `About`. It is asked for each job.
     """
-    asked = terms.run, name  # a process may be several workers
-    if asked not in _judged:
-        _judged[asked] = _misfit(terms, f"worker {name} on {socket.gethostname()}", threads, allowed)
-    return _judged[asked]
-
-
-def _misfit(terms: Terms, who: str, threads: int, allowed: int) -> str:
+    who = f"worker {name} on {socket.gethostname()}"
     for what, needed in terms.environment.items():
         if (has := environment_here().get(what)) != needed:
             return _differs(who, what, has, needed)
@@ -155,10 +149,6 @@ def _differs(who: str, what: str, has: str | None, needed: str) -> str:
 
 def _open_files() -> int:
     """Files that this process may have open, a large number where nothing bounds them."""
-    if sys.platform == "win32":
-        return sys.maxsize
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else int(soft)
 

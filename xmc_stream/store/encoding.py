@@ -14,11 +14,11 @@ import hashlib
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal
 
 import google_crc32c
 import numpy as np
@@ -179,12 +179,6 @@ def cut_evenly(group: Group, name: str) -> None:
     (group.path / f"{name}.again").rename(group.path / name)
 
 
-class Writer(Protocol):
-    """What writes an array."""
-
-    def append(self, values: NDArray[Any]) -> None: ...
-
-
 class LineWriter:
     """Appends the rows of a new CSR matrix, or the columns of a CSC matrix (called lines here), to its arrays.
 
@@ -197,7 +191,7 @@ class LineWriter:
         self._n_lines, self._bound = shape if encoding == "csr_matrix" else shape[::-1]
         self.lines = self.nnz = 0
 
-    def _begin(self, arrays: Sequence[Writer]) -> None:
+    def _begin(self, arrays: Sequence[Any]) -> None:
         """arrays: indptr, indices and, if not every value is one, data."""
         self._indptr, self._indices, *self._data = arrays
         self._indptr.append(np.zeros(1, np.int64))
@@ -321,37 +315,18 @@ def fsync_tree(path: Path, apart: Collection[str] = ()) -> None:
         if folder == str(path):
             folders[:] = [name for name in folders if name not in apart]
         names += (os.path.join(folder, name) for name in [*files, "."])
-    _beside(fsync, names)
+    n = min(_AT_A_TIME, len(names) // 4 + 1)
+    with ThreadPoolExecutor(n) as pool:
+        for _ in pool.map(lambda some: list(map(fsync, some)), (names[first::n] for first in range(n))):
+            pass
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, if it is there: files some at a time, as the system frees their cached pages one after another.
-
-    Of a link to a folder the link alone.
-    """
-    if path.is_symlink():
-        path.unlink()
-        return
-    _beside(_unlink, [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files])
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def _unlink(path: str) -> None:
-    with suppress(OSError):  # a job that was stopped clears up behind itself; what does not go is no loss
-        os.unlink(path)
-
-
-def _beside(do: Callable[[str], None], paths: list[str]) -> None:
-    """Do something with files, some at a time: a thread for each four of them, up to eight."""
-    n = min(_AT_A_TIME, len(paths) // 4 + 1)
-
-    def part(first: int) -> None:
-        for path in paths[first::n]:
-            do(path)
-
-    with ThreadPoolExecutor(n) as pool:
-        for _ in pool.map(part, range(n)):
-            pass
+    """Remove a folder or file, if it is there; of a link to a folder the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def publish(work: Path, path: Path, apart: Collection[str] = (), before: int | None = None) -> None:
@@ -402,9 +377,7 @@ def remove(path: Path) -> None:
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed writers left in a folder."""
     for work in folder.glob("*.partial"):
-        shutil.rmtree(work, ignore_errors=True)
-        if work.is_file():
-            work.unlink(missing_ok=True)
+        remove_tree(work)
 
 
 @contextmanager

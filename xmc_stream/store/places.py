@@ -145,7 +145,9 @@ def hold(file: Path, wait: bool = False) -> int:
         try:
             if not any(try_lock(fd, fcntl.LOCK_EX, seconds) for seconds in (0.0, 0.05, 0.2)):  # others may look at it
                 if not wait:
-                    raise in_progress(file)
+                    raise ResumeError(
+                        f"{file.parent} is being written by another run: wait for it, or give another name"
+                    )
                 fcntl.flock(fd, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), os.stat(file, follow_symlinks=False)):
@@ -154,11 +156,6 @@ def hold(file: Path, wait: bool = False) -> int:
             os.close(fd)
             raise
         os.close(fd)  # it was removed between: there may be another one
-
-
-def in_progress(file: Path) -> ResumeError:
-    """The error for a work folder that another process holds."""
-    return ResumeError(f"{file.parent} is being written by another run: wait for it, or give another name")
 
 
 def try_lock(fd: int, kind: int, seconds: float = 0.0) -> bool:

@@ -389,20 +389,15 @@ def _fetch(path: str) -> None:
         raise FileNotFoundError(path)
     root, protocol, rest, _, inside = found.groups()
     url, slot = f"{protocol}://{rest}/{inside}", _slot(path)
-    with _locked(Path(root), slot) as fd:
+    with _locked(Path(root), slot):
         size = _announced(path)
         if size is None:
             return
         target = Path(root) / ".partial" / slot
         target.parent.mkdir(exist_ok=True)
-        with suppress(OSError):  # where the disk is full, the download says so
-            _tell(fd, size)
-        try:
-            _make_room(Path(root), size)
-            _download(file_system(url)[0], url, target, size)
-            target.replace(path)
-        finally:
-            os.ftruncate(fd, 0)
+        _make_room(Path(root), size)
+        _download(file_system(url)[0], url, target, size)
+        target.replace(path)
 
 
 def _slot(path: str) -> str:
@@ -425,38 +420,15 @@ def _locked(root: Path, name: str) -> Iterator[int]:
 def _make_room(root: Path, size: int) -> None:
     """Count a file that is fetched, and remove those wanted longest ago where all would be larger than the bound."""
     with _locked(root, "room") as fd:
-        used = _told(fd)
+        told = os.pread(fd, 32, 0)
+        used = int(told) if told.isdigit() else None
         bound = _bound(root, used or 0)
         if used is None or used + size > bound:
-            used = _removed_down_to(root, bound, (1 - _FREED) * bound)
-        else:
-            used += size
-        _tell(fd, used)
-
-
-def _told(fd: int) -> int | None:
-    """The number in a lock file; None where there is none."""
-    told = os.pread(fd, 32, 0)
-    return int(told) if told.isdigit() else None
-
-
-def _tell(fd: int, number: int) -> None:
-    os.pwrite(fd, str(number).encode(), 0)
-    os.ftruncate(fd, len(str(number)))
-
-
-def _arriving(root: Path) -> int:
-    """Bytes of the files that are being fetched: their lock files say them. Those of processes that died have no lock."""
-    total = 0
-    for file in (root / ".locks").glob("[0-9]*"):
-        with open(file, "rb") as lock:
-            size = _told(lock.fileno())
-            if size is not None:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    total += size
-    return total
+            # others that are being fetched are not here yet: a process may hold a few chunks more than the bound
+            used = _removed_down_to(root, bound - size, (1 - _FREED) * bound - size)
+        told = str(used + size).encode()
+        os.pwrite(fd, told, 0)
+        os.ftruncate(fd, len(told))
 
 
 def _bound(root: Path, used: int) -> float:
@@ -469,9 +441,7 @@ def _bound(root: Path, used: int) -> float:
 
 
 def _removed_down_to(root: Path, most: float, to: float) -> int:
-    """Where more bytes are fetched, or are being, than `most`, remove files until there are `to`; returns how many are left."""
-    # before the files are listed: one that arrives meanwhile is counted twice, never not at all
-    arriving = _arriving(root)
+    """Where more bytes are here than `most`, remove files until there are `to`; returns how many are left."""
     files = []
     for folder, _, names in os.walk(root):
         for name in names:
@@ -481,7 +451,7 @@ def _removed_down_to(root: Path, most: float, to: float) -> int:
                 with suppress(OSError):
                     about = os.stat(path)
                     files.append((about.st_mtime_ns, about.st_size, path, f"{found[2]}://{found[3]}/{found[5]}"))
-    used = arriving + sum(size for _, size, _, _ in files)
+    used = sum(size for _, size, _, _ in files)
     if used <= most:
         return used
     for _, size, path, url in sorted(files):

@@ -89,7 +89,8 @@ def available_memory() -> int:
     """
     import psutil  # 0.01 s, which a command that is told its limit does without
 
-    return min([int(psutil.virtual_memory().available), *free_in_cgroups(_memberships(), _CGROUPS)])
+    free = (free for _, free in of_cgroups(_memberships(), _CGROUPS))
+    return min([int(psutil.virtual_memory().available), *free])
 
 
 def _memberships() -> str:
@@ -100,21 +101,11 @@ def _memberships() -> str:
         return ""
 
 
-def free_in_cgroups(memberships: str, root: Path) -> list[int]:
-    """Bytes free in each memory cgroup (v1, v2) with a limit, of those that /proc/PID/cgroup names and those around them.
+def of_cgroups(memberships: str, root: Path) -> list[tuple[int, int]]:
+    """The limit, and what is free, of each memory cgroup (v1, v2) that has one: of those that /proc/PID/cgroup names, and around.
 
     Inside a container the names may be the host's: what is not there under `root` is looked for at the top.
     """
-    return [max(bound - used + cache, 0) for bound, used, cache in _of_cgroups(memberships, root)]
-
-
-def least_bound(memberships: str, root: Path) -> int | None:
-    """The bytes that the memory cgroups of a process let it have at most; None where nothing bounds it."""
-    return min((bound for bound, _, _ in _of_cgroups(memberships, root)), default=None)
-
-
-def _of_cgroups(memberships: str, root: Path) -> list[tuple[int, int, int]]:
-    """Of each memory cgroup with a limit: that, what is used, and how much of this is page cache."""
     found = []
     for line in memberships.splitlines():
         number, controllers, name = line.split(":", 2)
@@ -132,7 +123,7 @@ def _of_cgroups(memberships: str, root: Path) -> list[tuple[int, int, int]]:
                 continue
             if bound != "max":
                 cache = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
-                found.append((int(bound), int(used), cache))
+                found.append((int(bound), max(int(bound) - int(used) + cache, 0)))
     return found
 
 
@@ -245,8 +236,9 @@ class MemoryLimit:
         if not spare:
             make_room()
         limit = cls.of(size)
-        bound = None if size is None else least_bound(_memberships(), _CGROUPS)
-        if bound is not None and limit.limit > bound:
+        bounds = [] if size is None else [bound for bound, _ in of_cgroups(_memberships(), _CGROUPS)]
+        bound = min(bounds, default=limit.limit)
+        if limit.limit > bound:
             raise InputError(
                 flags.MEMORY_LIMIT
                 + f" {size} is more than the {format_size(bound)} that this container or service may have (its "

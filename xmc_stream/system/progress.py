@@ -38,12 +38,12 @@ class Progress:
 
     def __init__(self, what: str = "", shown: bool = False) -> None:
         self.words = "starting"
-        self._what, self._about = what, ""
+        self._what, self.about = what, ""  # of which part of a command the words are
         self._began = self._since = self._moved = time.monotonic()
         self._part = (0.0, 1.0)
         self._phase = (0.0, 0.0)  # where the phase begins and ends, of the whole
         self._open = False  # whether nobody knows how long this phase's kind of work goes on
-        self._share = self._drawn = 0.0
+        self.share = self._drawn = 0.0  # what is done of the whole, from 0 to 1: it never falls
         self._timed = 0.0  # the share that was done since `_since`
         self._foreseen: float | None = None  # seconds of the whole
         self._bar: Any = None
@@ -51,16 +51,6 @@ class Progress:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-
-    @property
-    def share(self) -> float:
-        """What is done of the whole, from 0 to 1. It never falls."""
-        return self._share
-
-    @property
-    def about(self) -> str:
-        """Of which part of a command the words are, "" where it has none."""
-        return self._about
 
     @contextmanager
     def beside(self, share: float, about: str) -> Iterator[Progress]:
@@ -77,27 +67,29 @@ class Progress:
         """So much more of the phase is done. Threads may call at once."""
         begin, end = self._phase
         with self._lock:
-            self._move(self._share + (end - begin) * share)
+            self._move(self.share + (end - begin) * share)
 
     @contextmanager
     def part(self, begin: float, end: float, about: str = "") -> Iterator[None]:
         """Whatever says how far it is within the block speaks of this part of the present part. about: before its words."""
         low, high = before = self._part
-        outer = self._about
-        self._part, self._about = (low + (high - low) * begin, low + (high - low) * end), outer + about
+        outer = self.about
+        self._part, self.about = (low + (high - low) * begin, low + (high - low) * end), outer + about
         try:
             yield
             self._move(self._part[1])
         finally:
-            self._part, self._about = before, outer
+            self._part, self.about = before, outer
 
     def phase(self, words: str, span: tuple[float, float] | None = (0.0, 1.0)) -> None:
         """A phase begins. span: from where to where it takes the present part; None where its end cannot be foreseen."""
         low, high = self._part
-        self.words, self._open = self._about + words, span is None
-        begin, end = (low + (high - low) * min(of, 1.0) for of in span) if span else (self._share, self._share)
+        self.words, self._open = self.about + words, span is None
+        begin, end = (low + (high - low) * min(of, 1.0) for of in span) if span else (self.share, self.share)
         self._phase = (begin, end)
-        self._since_jump(begin)
+        timed = self._timed
+        self._move(begin)
+        self._timed = timed  # what was left out, or done by an earlier session, says nothing about the pace
         STEPS.debug("%s", self.words)
 
     def advance(self, done: float) -> None:
@@ -108,7 +100,7 @@ class Progress:
     def expect(self, seconds: float) -> None:
         """The rest of the present part is foreseen to take so long."""
         low, high = self._part
-        left = max(high - max(self._share, low), 1e-9)
+        left = max(high - max(self.share, low), 1e-9)
         self._foreseen, self._timed = seconds / left, 0.0
         self._since = self._moved = time.monotonic()
 
@@ -118,7 +110,7 @@ class Progress:
         pace = self._pace()
         if pace is None or self._open:
             return None
-        return max(pace * (1.0 - self._share) - (now - self._moved), 0.0)
+        return max(pace * (1.0 - self.share) - (now - self._moved), 0.0)
 
     def elapsed(self) -> float:
         """Seconds since the command began."""
@@ -148,16 +140,10 @@ class Progress:
             self._thread.start()
 
     def _move(self, share: float) -> None:
-        if share > self._share:
-            self._timed += share - self._share
-            self._share = share
+        if share > self.share:
+            self._timed += share - self.share
+            self.share = share
             self._moved = time.monotonic()
-
-    def _since_jump(self, share: float) -> None:
-        """What was left out, or done by an earlier session, says nothing about the pace."""
-        timed = self._timed
-        self._move(share)
-        self._timed = timed
 
     def _pace(self) -> float | None:
         """Seconds that the whole takes."""
@@ -168,10 +154,10 @@ class Progress:
 
     def _now(self) -> float:
         """The share to show: what is done, and what the present job has done by the pace so far."""
-        pace, end = self._pace(), self._share + _AT_MOST * max(self._phase[1] - self._share, 0.0)
+        pace, end = self._pace(), self.share + _AT_MOST * max(self._phase[1] - self.share, 0.0)
         if pace:
-            self._drawn = max(self._drawn, min(self._share + (time.monotonic() - self._moved) / pace, end))
-        self._drawn = max(self._drawn, self._share)
+            self._drawn = max(self._drawn, min(self.share + (time.monotonic() - self._moved) / pace, end))
+        self._drawn = max(self._drawn, self.share)
         return self._drawn
 
     def _watch(self) -> None:
@@ -205,14 +191,14 @@ class _Beside(Progress):
 
     def __init__(self, outer: Progress, share: float, about: str) -> None:
         super().__init__()
-        self._outer, self._of, self._about = outer, share, about
+        self._outer, self._of, self.about = outer, share, about
 
     def phase(self, words: str, span: tuple[float, float] | None = (0.0, 1.0)) -> None:
         super().phase(words, span)
         self._outer.words = self.words
 
     def _move(self, share: float) -> None:
-        more = max(share - self._share, 0.0)
+        more = max(share - self.share, 0.0)
         super()._move(share)
         self._outer.add(self._of * more)
 
