@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,8 +170,8 @@ print(clf.predict(X).tolist() == y)
 
 def test_a_folder_of_the_process_that_was_cleaned_up_is_made_again() -> None:
     first = folders.new_folder()
-    folders.remove_folder(first)
-    folders.remove_folder(first.parent)
+    shutil.rmtree(first)
+    shutil.rmtree(first.parent)
     with folders.temporary_folder() as folder:
         assert folder.is_dir()
         assert folder.parent.stat().st_mode & 0o77 == 0

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.memory import MemoryLimit, format_size, of_cgroups, parse_size, resident
@@ -252,6 +253,39 @@ def test_freed_buffers_that_the_limit_calls_small_are_given_back_when_asked_for(
     kept, after = child(KEPT, 4 * 10**9)
     assert kept > 90 * MIB
     assert after < 4 * MIB
+
+
+THREADS = """
+import resource, xmc_stream as xs
+from xmc_stream.runtime.plan import MemoryPlan
+from xmc_stream.system.memory import resident
+data, model, keeps = sys.argv[1:]
+if keeps == "no":
+    MemoryPlan.keeps_freed = lambda *_: False
+xs.PPDSparse(threads=4, memory_limit="3GB", max_rounds=1).fit(data, model=model + ".first")  # kernels are loaded
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+clf = xs.PPDSparse(threads=4, memory_limit="3GB").fit(data, model=model)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(json.dumps([faults, resident(), clf.report_["peak_rss"], clf.model_.digest()]))
+"""
+
+
+@pytest.mark.slow
+@on_linux
+def test_many_threads_keep_what_their_jobs_free_for_the_next_ones_and_give_it_back_in_the_end(
+    small: Path, tmp_path: Path
+) -> None:
+    of_keeping, of_not = (child(THREADS, small, tmp_path / keeps, keeps) for keeps in ("yes", "no"))
+    assert of_keeping[0] < 0.8 * of_not[0]
+    assert of_keeping[1] < of_not[1] + 16 * MIB
+    assert of_keeping[3] == of_not[3]
+
+
+def test_what_is_freed_is_kept_where_the_limit_has_room_for_twice_the_plan_and_threads_are_many() -> None:
+    plan = MemoryPlan(2**31, 1000, 4)
+    assert plan.keeps_freed({"a": 300, "b": 200})
+    assert not plan.keeps_freed({"a": 300, "b": 201})
+    assert not MemoryPlan(2**31, 1000, 3).keeps_freed({"a": 1})
 
 
 GUARD = """

@@ -101,19 +101,6 @@ def test_nothing_is_asked_of_a_kernel_where_there_is_nothing(tmp_path: Path, mon
     assert (block.indptr.tolist(), len(block.indices), len(block.values)) == ([0, 0, 0], 0, 0)
 
 
-@pytest.mark.parametrize("moved", [[72, 0], [0, 60], [4, 76], [0, 66]])
-def test_chunks_stand_one_behind_another(tmp_path: Path, moved: list[int]) -> None:
-    """An index that says otherwise, whole as it may be, is no pack's: a kernel trusts the order."""
-    with new_pack(tmp_path / "p") as pack:
-        writer = packing.PackedArrayWriter(pack, "a", "int64")
-        writer.append(np.arange(2 * CHUNK // 8))
-        writer.close()
-        assert pack.index["a"]["places"] == [0, 72]
-        pack.index["a"]["places"] = moved
-    with pytest.raises(StoreError):
-        plain_array(tmp_path / "p" / "a")
-
-
 def state(path: Path) -> Path:
     with new_unit_state(path, 3, 20, 30) as writer:
         writer.active.append(np.array([2, 0, 1]), np.array([3, 7, 19]), np.array([0.5, 1.5, 2.5]))

@@ -15,6 +15,7 @@ from helpers.executed import fit_cut
 from helpers.problems import LIMIT, problem, rare_labels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xmc_stream.runtime.summary import summarise_events
 
 import xmc_stream as xs
 from xmc_stream.errors import MemoryLimitError
@@ -32,7 +33,6 @@ from xmc_stream.runtime import plan as plan_of_runs
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import Cuts, MemoryPlan
-from xmc_stream.runtime.summary import summarise_events
 from xmc_stream.store.dataset import Dataset
 
 FIGURES = (

@@ -19,7 +19,7 @@ from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.source import Settled
 from xmc_stream.convert.tfidf import records, vocabulary
 from xmc_stream.errors import InputError
-from xmc_stream.store.names import Names, copy_vocabulary, open_vectorizer
+from xmc_stream.store.names import VOCABULARY, Names, copy_folders, open_vectorizer
 
 DOCUMENTS = text_files.documents(400)
 TEXTS = [f"{d['title']}\n{d['content']}" for d in DOCUMENTS]
@@ -161,7 +161,7 @@ def test_a_test_set_takes_vocabulary_idf_and_labels_of_its_training_set(jsonl_fi
     np.testing.assert_allclose(idf.read(0, idf.size), oracle.idf_)
     copied = tmp_path / "model"
     copied.mkdir()
-    copy_vocabulary(tmp_path / "train.xmc", copied)
+    copy_folders(tmp_path / "train.xmc", copied, VOCABULARY)
     again, X_again, _ = convert(path, tmp_path / "again", TextOptions(), Like("m", copied, like.n_features, 40, "l2"))
     assert X_again.data.tobytes() == X.data.tobytes()
     assert names(again, "features") == names(result, "features")

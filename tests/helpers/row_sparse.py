@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.grouplasso.rows import ROWS, RowsWriter, new_rows
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
-from xmc_stream.store.names import SELECTED, copy_vocabulary
+from xmc_stream.store.names import SELECTED, VOCABULARY, copy_folders
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def finished(path: Path, dataset: xs.Dataset) -> Iterator[RowsWriter]:
         yield writer
     made = {"nnz": writer.nnz, "n_selected": writer.n_selected, KIND: "row-sparse", "run": {}}
     taken = {name: dataset.attributes[name] for name in (SELECTED,) if name in dataset.attributes}
-    copy_vocabulary(dataset.path, work)
+    copy_folders(dataset.path, work, VOCABULARY)
     write_label_counts(work, dataset)
     finish_model(work, path, {**model_attributes(dataset, "group-lasso", {}, 0, made), **taken})
 

@@ -22,6 +22,7 @@ from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import MARK, digest_of, make
 from xmc_stream.runtime.warmup import loading
 from xmc_stream.store import new_dataset as assembly
+from xmc_stream.store.encoding import finish_matrix
 from xmc_stream.store.names import copy_names
 from xmc_stream.store.new_dataset import check_target
 from xmc_stream.system.memory import MemoryLimit, available_threads, format_size
@@ -137,7 +138,7 @@ class ConversionRun:
             (sizes["n_features"], sizes["nnz_features"]) if side == "X" else (sizes["n_labels"], sizes["nnz_labels"])
         )
         hashes = [receipt["sha256"] for receipt in (receipts[-1], receipts[-2], *receipts[:-2])]
-        assembly.finish_rows(self.store, side, sizes["n_samples"], bound, nnz, hashes)
+        finish_matrix(self.store / side / "rows", "csr_matrix", (sizes["n_samples"], bound), nnz, hashes)
 
 
 def _sizes(settled: Settled) -> dict[str, int]:

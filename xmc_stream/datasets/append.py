@@ -31,7 +31,7 @@ from xmc_stream.runtime.warmup import loading
 from xmc_stream.store import new_dataset as assembly
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import FORMAT, SIZES, VERSION, Dataset, as_dataset, open_dataset
-from xmc_stream.store.encoding import COPY_BYTES, folder_bytes, index_dtype
+from xmc_stream.store.encoding import COPY_BYTES, finish_matrix, folder_bytes, index_dtype
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.names import ROW_IDS, SELECTED, WRITER_BYTES, NamedIds, copy_folders, open_vectorizer
 from xmc_stream.store.new_dataset import check_target, load_kernels
@@ -261,7 +261,7 @@ class _Sets:
             ("Y", n_labels, total(self.sets, "nnz_labels"), ("indptr", "indices")),
         ):
             hashes = [receipts[f"join/{side}/rows/{name}"]["sha256"] for name in arrays]
-            assembly.finish_rows(store, "X" if side == "X" else "Y", n_samples, bound, nnz, hashes)
+            finish_matrix(store / side / "rows", "csr_matrix", (n_samples, bound), nnz, hashes)
         sides: list[Job] = [ColumnsJob(str(store), "Y", self.max_bytes)]
         if self.columns:
             sides.append(ColumnsJob(str(store), "X", self.max_bytes))

@@ -27,9 +27,10 @@ from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype
 from xmc_stream.store.inventory import SEAL, seal
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.names import (
+    ROW_IDS,
     SELECTED,
     WINDOW,
-    copy_row_ids,
+    copy_folders,
     n_converted,
     read_selection,
     select_names,
@@ -143,7 +144,7 @@ def select_features(
                 if check:
                     compare_arrays(dataset.path / name)
                 shutil.copytree(dataset.path / name, group.path / name, copy_function=link_or_copy)
-        copy_row_ids(dataset.path, group.path, link_or_copy)
+        copy_folders(dataset.path, group.path, (ROW_IDS,), link_or_copy)
         select_names(dataset.path, group.path, columns)
         kept = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
         group.update_attributes(

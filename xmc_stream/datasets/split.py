@@ -24,7 +24,16 @@ from xmc_stream.store.dataset import SIZES, Dataset, as_dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.matrix import Block, stream
-from xmc_stream.store.names import ROW_IDS, WINDOW, WRITER_BYTES, Names, NamesWriter, copy_vocabulary, new_names
+from xmc_stream.store.names import (
+    ROW_IDS,
+    VOCABULARY,
+    WINDOW,
+    WRITER_BYTES,
+    Names,
+    NamesWriter,
+    copy_folders,
+    new_names,
+)
 from xmc_stream.store.new_dataset import DatasetWriter, check_target, load_kernels, new_dataset
 from xmc_stream.store.places import LOCK, remove_left, target_paths, work_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
@@ -178,7 +187,7 @@ def _write(dataset: Dataset, paths: Sequence[Path], cut: _Cut, budget: int) -> R
             attributes = {**handed_on, "split": {**cut.provenance, "part": part}}
             store, size = work_folder(path) / STORE, (dataset.n_features, dataset.n_labels)
             writers.append(opened.enter_context(new_dataset(store, *size, attributes, _transposition(budget))))
-            copy_vocabulary(dataset.path, writers[-1].folder)
+            copy_folders(dataset.path, writers[-1].folder, VOCABULARY)
         ids_writers = [opened.enter_context(new_names(writer.folder / ROW_IDS)) for writer in writers if ids]
         for x, y in stream(matrices, block_bytes(budget // _BLOCKS, *matrices), 0, dataset.n_samples):
             chosen = cut.choose(y)

@@ -20,7 +20,7 @@ from xmc_stream.models.samples import are_texts, asked, converted
 from xmc_stream.models.written import STANDARD_OUTPUT, file_needs, is_file, write_file, write_standard_output
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import SEAL
-from xmc_stream.store.names import copy_row_ids
+from xmc_stream.store.names import ROW_IDS, copy_folders
 from xmc_stream.store.places import put_back, refuse_foreign_names, target_path
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 from xmc_stream.system.folders import temporary_folder
@@ -104,7 +104,7 @@ def predict_to(
         if filter is not None:
             attributes["filter"] = Path(filter).name
         if dataset.row_ids() is not None:
-            copy_row_ids(dataset.path, work)
+            copy_folders(dataset.path, work, (ROW_IDS,))
         finish_predictions(work, store, attributes, False)
         if as_file:
             write_file(Predictions(store), folder / STORE, out.suffix.lower(), model.label_names())

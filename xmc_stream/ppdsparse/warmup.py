@@ -71,7 +71,7 @@ class PPDSparseWarmUp(WarmUp):
     @property
     def seconds(self) -> float:
         """Searches and active sets have the largest kernels."""
-        return 6.0 if self.all_rows else 15.0
+        return 6.0 if self.all_rows else 25.0
 
     @property
     def loads(self) -> str:

@@ -94,7 +94,7 @@ class Engine:
         self._events_path = events
         self._name = f"{events.absolute() if events else ''}#{uuid.uuid4().hex}"
         self._running: dict[Any, Job] = {}
-        self._goes_on = False
+        self._goes_on = self._keeps = False
         self._release: Callable[[], None] = lambda: None
         self._workers: Threads | Cluster
 
@@ -122,6 +122,9 @@ class Engine:
         self._events.close()
         if self.in_process:
             make_room()  # what its jobs left in memory
+        if self._keeps:
+            self.limit.give_back_freed()
+            return_freed_memory()
         if self._workers.jobs_here():  # in kernels that nothing can interrupt: the process goes on without them
             _leaving.append(threading.Thread(target=self._close_later, name="xmc-stream-leaving", daemon=True))
             _leaving[-1].start()
@@ -146,6 +149,12 @@ class Engine:
         self.loading, self.compiling = (float(done.receipt.get(name, 0.0)) for name in ("loading", "compiling"))
         return done.usage.resident
 
+    def keep_freed(self) -> None:
+        """Let memory that jobs free stay for the next ones, to the end: see `MemoryPlan.keeps_freed`."""
+        self._keeps = self.in_process
+        if self._keeps:
+            self.limit.keep_freed()
+
     def note_again(self, key: str) -> None:
         """Put into the log that a finished job is done again."""
         self._events.add("again", job=key)
@@ -168,7 +177,7 @@ class Engine:
         receipts = {job.key: book.get(job.key) if phase.kept else None for job in phase.jobs}
         todo = [job for job in phase.jobs if receipts[job.key] is None]
         n_done, progress = len(phase.jobs) - len(todo), current()
-        if self.in_process:
+        if self.in_process and not self._keeps:
             return_freed_memory()  # buffers of another phase have other sizes
         try:
             if todo and phase.loads is not None:

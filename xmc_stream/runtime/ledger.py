@@ -136,13 +136,8 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Receipt], int]:
             if number == len(lines):
                 break  # the kill came while it was written: its job is done again
             raise StoreError(f"{path}:{number}: the line fails its checksum: remove {path.parent} and begin anew")
-        try:
-            entry = json.loads(text)
-            key, receipt = entry["key"], entry["receipt"]
-        except (KeyError, RecursionError, TypeError, ValueError):
-            key, receipt = None, None
-        if not isinstance(key, str) or not isinstance(receipt, dict | None):
-            raise StoreError(f"{path}:{number}: the line is no receipt of a job: remove {path.parent} and begin anew")
+        entry = json.loads(text)
+        key, receipt = entry["key"], entry["receipt"]
         if receipt is None:
             receipts.pop(key, None)
         else:

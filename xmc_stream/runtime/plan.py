@@ -16,6 +16,7 @@ from xmc_stream.errors import MemoryLimitError
 from xmc_stream.system.memory import MemoryLimit, grown, least_limit
 
 MIB = 2**20
+_MANY_THREADS = 4  # of a process: from so many on, jobs that get and give back their memory make each other wait
 SECONDS = (
     10.0  # that a job works before it leaves what it has done: of the processor, of all threads. A stop costs no more
 )
@@ -73,6 +74,10 @@ class MemoryPlan:
     def row_block_bytes(self) -> int:
         """Of X in a row block, Y or the results apart."""
         return max(self.longest, min(32 * MIB, max(MIB // 2, self.per_thread // 16)))
+
+    def keeps_freed(self, needs: Mapping[str, int]) -> bool:
+        """Whether what jobs free may stay in memory for the next ones: there is room for twice the needs, at their largest."""
+        return self.threads >= _MANY_THREADS and self.processes == 1 and 2 * sum(needs.values()) <= self.budget
 
     def refuse_unless(self, needs: dict[str, int], what: str) -> None:
         """Raise MemoryLimitError when the components do not fit the budget."""

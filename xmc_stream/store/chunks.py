@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,15 +109,25 @@ class ChunkedArray:
 
     def _check_size(self, k: int, opened: Path | int) -> None:
         expected = self.chunk_bytes + _CHECKSUM_BYTES
-        try:
+        with self._reading(k):
             size = size_of(opened)
-            if self._places is not None:  # behind the chunks stands the index, which was read
-                size = expected
-        except FileNotFoundError:
-            raise StoreError(f"{self.chunk_file(k)} is missing: the store is damaged; make it again") from None
+        if self._places is not None:  # behind the chunks stands the index, which was read
+            size = expected
         if size != expected:
             file = self.chunk_file(k)
             raise StoreError(f"{file} has {size} bytes instead of {expected}: the store is damaged; make it again")
+
+    @contextmanager
+    def _reading(self, k: int) -> Iterator[None]:
+        """Errors of the system in the block become a StoreError that names the file of chunk k."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except FileNotFoundError:
+            raise StoreError(f"{self.chunk_file(k)} is missing: the store is damaged; make it again") from None
+        except OSError as error:
+            raise unreadable(self.chunk_file(k), error) from None
 
     @property
     def name(self) -> str:
@@ -265,14 +276,8 @@ class ChunkedArray:
         if fd is None:
             while len(self._files) >= _OPEN_FILES:
                 os.close(self._files.pop(next(iter(self._files))))
-            try:
+            with self._reading(k):
                 fd = self._files[k] = open_file(self.chunk_file(k))
-            except StoreError:
-                raise
-            except FileNotFoundError:
-                raise StoreError(f"{self.chunk_file(k)} is missing: the store is damaged; make it again") from None
-            except OSError as error:
-                raise unreadable(self.chunk_file(k), error) from None
             self._check_size(k, fd)
         return fd
 
@@ -286,10 +291,8 @@ class ChunkedArray:
         fd, offset = self._open(k), offset + self._begin(k)
         view = memoryview(out).cast("B")  # type: ignore[arg-type]
         while view.nbytes:
-            try:
+            with self._reading(k):
                 n = os.preadv(fd, [view], offset)
-            except OSError as error:
-                raise unreadable(self.chunk_file(k), error) from None
             if n == 0:
                 raise StoreError(f"{self.chunk_file(k)} ends early: the store is damaged; make it again")
             view, offset = view[n:], offset + n
@@ -328,22 +331,17 @@ class ChunkedArray:
     def _compare(self, k: int) -> None:
         crc, path = 0, self.chunk_file(k)
         self._check_size(k, path)
-        try:
-            with open(open_file(path), "rb") as file:
-                file.seek(self._begin(k))
-                left = self.chunk_bytes
-                while left:
-                    stop_if_unwanted()
-                    piece = file.read(min(left, _STAGING))
-                    if not piece:
-                        raise StoreError(f"{path} ends early: the store is damaged; make it again")
-                    crc = google_crc32c.extend(crc, piece)
-                    left -= len(piece)
-                stored = int.from_bytes(file.read(_CHECKSUM_BYTES), "little")
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise unreadable(path, error) from None
+        with self._reading(k), open(open_file(path), "rb") as file:
+            file.seek(self._begin(k))
+            left = self.chunk_bytes
+            while left:
+                stop_if_unwanted()
+                piece = file.read(min(left, _STAGING))
+                if not piece:
+                    raise StoreError(f"{path} ends early: the store is damaged; make it again")
+                crc = google_crc32c.extend(crc, piece)
+                left -= len(piece)
+            stored = int.from_bytes(file.read(_CHECKSUM_BYTES), "little")
         if crc != stored:
             raise StoreError(f"{path} fails its checksum: the store is damaged; make it again")
         self._written(k, crc)

@@ -17,9 +17,9 @@ from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import Encoding, MatrixWriter, naming, new_store, publish
-from xmc_stream.store.inventory import StoredArrays, seal
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
-from xmc_stream.store.names import Names, open_names, open_row_ids
+from xmc_stream.store.names import NamedStore, Names, open_row_ids
 from xmc_stream.store.nodes import Group, from_here, understood, whole_of
 from xmc_stream.store.places import claimed
 from xmc_stream.store.remote import as_path, is_mirrored
@@ -32,7 +32,7 @@ _COUNTS = 2**16  # counts that are looked through at a time
 _ENCODINGS: dict[str, Encoding] = {"rows": "csr_matrix", "columns": "csc_matrix"}
 
 
-class Dataset(StoredArrays):
+class Dataset(NamedStore):
     """An opened dataset: X (N x D, float32) and Y (N x K, zeros and ones), sparse, on disk.
 
     Opening reads the attributes only. A matrix is opened when a method returns it, and its files are read when rows or
@@ -391,26 +391,6 @@ class Dataset(StoredArrays):
             learned.append(np.add.reduceat(some > 0, starts, dtype=np.int64))
             positives.append(np.add.reduceat(some, starts))
         return np.concatenate(learned), np.concatenate(positives)
-
-    def feature_names(self) -> Names | None:
-        """Names of the features.
-
-        Returns
-        -------
-        Names or None
-            `names.read(start, stop)` gives those of a range; None where the features have no names.
-        """
-        return open_names(self.path, "features")
-
-    def label_names(self) -> Names | None:
-        """Names of the labels.
-
-        Returns
-        -------
-        Names or None
-            `names.read(start, stop)` gives those of a range; None where the labels have no names.
-        """
-        return open_names(self.path, "labels")
 
     def row_ids(self) -> Names | None:
         """The rows' own ids, as the input had them.

@@ -2,8 +2,7 @@
 
 A 1-D array is chunked, uncompressed and crc32c-checked: chunk k is the file `c/k`, raw little-endian values and four
 bytes of checksum, which stands in the array's zarr.json too: a chunk file of another array is told from its own. Chunks
-hold 32 MiB, 4 MiB in a model: a multiple of every page size in use, so that the chunk files of an array can be mapped one
-behind the other. An array that is no larger has one chunk of its own size.
+hold 32 MiB, 4 MiB in a model: a multiple of every page size in use. An array that is no larger has one chunk of its own size.
 A sparse matrix is a group in anndata's encoding 0.1.0.
 """
 

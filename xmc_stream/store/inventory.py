@@ -61,7 +61,6 @@ _CHECKSUM_BYTES = 4
 _PIECE = 1 << 20
 _MOST_MISSING = 100  # files of an array that are named
 _BLOCK = 1 << 20  # bytes of an array that are in memory at a time
-_DENSEST = 1 << 16  # times smaller than its values is an array on disk at most, where others compressed it
 _AGAIN = "X/columns/"  # X once more, made when a method asks for it: no reason for another hash
 
 
@@ -367,8 +366,6 @@ def arrays_digest(path: Path) -> str:
             if store == path or store.exists():
                 refuse_broken_seal(store)
         arrays = {name: described(path / name) for name in _names(path)}
-        for name, array in arrays.items():
-            _refuse_what_is_not_there(path / name, array)
         bar, done = current(), 0
         whole = max(1, sum(_size(array) for array in arrays.values()))
         bar.phase("hashing the arrays")
@@ -407,21 +404,6 @@ def _is_ones(path: Path, array: Any) -> bool:
     """Whether it is the values of a matrix of ones, which have no files."""
     plain = isinstance(array, PlainArray) and path.name == "data"
     return plain and array.fill_value == 1 and array.nchunks_initialized == 0
-
-
-def _refuse_what_is_not_there(path: Path, array: Any) -> None:
-    """Raise StoreError for an array that says it is longer than its files can be: without end, it would take for ever."""
-    if _is_ones(path, array):
-        indices = described(path.with_name("indices"))
-        if _shape(indices) == _shape(array):
-            _refuse_what_is_not_there(path.with_name("indices"), indices)
-            return
-    elif isinstance(array, PlainArray):
-        ChunkedArray(array).check_sizes()
-        return
-    elif _size(array) <= _DENSEST * (sum(size_of(file) for file in path.rglob("*") if not file.is_dir()) + _DENSEST):
-        return
-    raise StoreError(f"{path} has fewer values than its zarr.json says: the store is damaged; make it again")
 
 
 def _blocks(path: Path, array: Any) -> Iterator[NDArray[Any]]:

@@ -13,8 +13,8 @@ from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import NARROW_BOUND, read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, publish, remove_unfinished
-from xmc_stream.store.inventory import LOGS, StoredArrays, change_sealed, is_of_format, log_hashes, seal
-from xmc_stream.store.names import SELECTED, Names, open_names
+from xmc_stream.store.inventory import LOGS, change_sealed, is_of_format, log_hashes, seal
+from xmc_stream.store.names import SELECTED, NamedStore
 from xmc_stream.store.nodes import Group, attributes_of, whole_of
 from xmc_stream.store.places import make_folder
 from xmc_stream.store.remote import as_path
@@ -84,7 +84,7 @@ def is_model(path: Path) -> bool:
     return is_of_format(path, FORMAT)
 
 
-class StoredModel(StoredArrays):
+class StoredModel(NamedStore):
     """An opened model, of any kind: what it says of itself. What it scores by belongs to its kind, see `models.kind`.
 
     n_features D, n_labels K. attributes: where they were read before. Raises StoreError where there is no model, or one of
@@ -113,26 +113,6 @@ class StoredModel(StoredArrays):
     def shape(self) -> tuple[int, int]:
         """D and K."""
         return self.n_features, self.n_labels
-
-    def feature_names(self) -> Names | None:
-        """Names of the features.
-
-        Returns
-        -------
-        Names or None
-            `names.read(start, stop)` gives those of a range; None where the features have no names.
-        """
-        return open_names(self.path, "features")
-
-    def label_names(self) -> Names | None:
-        """Names of the labels.
-
-        Returns
-        -------
-        Names or None
-            `names.read(start, stop)` gives those of a range; None where the labels have no names.
-        """
-        return open_names(self.path, "labels")
 
     @property
     def has_label_counts(self) -> bool:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import ChunkedArray, are_apart, compare_arrays, open_array, read_small
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, new_store
+from xmc_stream.store.inventory import StoredArrays
 from xmc_stream.store.nodes import Group, attributes_of, is_whole, understood
 from xmc_stream.store.remote import copy_file
 
@@ -32,6 +33,7 @@ CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array
 WRITER_BYTES = 2 * 3 * CHUNK_BYTES  # two arrays: a chunk, its padded and its checksummed copy
 ROW_IDS = "row_ids"
 SELECTED = "selected_features"
+VOCABULARY = ("vectorizer", "names", SELECTED)  # folders of a store
 WINDOW = 2**13  # names read at a time
 _WINDOW_BYTES = 2**19  # of which at most so many bytes, or one name
 _MOST_BYTES = 2**28  # of a name, and of names that are taken at once
@@ -231,6 +233,30 @@ def open_names(store: Path, kind: str) -> Names | None:
     return Names(path) if path.exists() else None
 
 
+class NamedStore(StoredArrays):
+    """What a dataset and a model are alike in: features and labels may have names."""
+
+    def feature_names(self) -> Names | None:
+        """Names of the features.
+
+        Returns
+        -------
+        Names or None
+            `names.read(start, stop)` gives those of a range; None where the features have no names.
+        """
+        return open_names(self.path, "features")
+
+    def label_names(self) -> Names | None:
+        """Names of the labels.
+
+        Returns
+        -------
+        Names or None
+            `names.read(start, stop)` gives those of a range; None where the labels have no names.
+        """
+        return open_names(self.path, "labels")
+
+
 def copy_names(source: Path, target: Path, kind: str, n: int) -> None:
     """Copy the names of `kind`, if they are n, into another store under construction, in place of what is there."""
     names = open_names(source, kind)
@@ -269,11 +295,6 @@ def open_row_ids(store: Path, n_rows: int) -> Names | None:
     return names
 
 
-def copy_row_ids(source: Path, target: Path, copy: Callable[..., Any] = copy_file) -> None:
-    """Copy the rows' own ids, if there are any, into another store under construction."""
-    copy_folders(source, target, (ROW_IDS,), copy)
-
-
 @contextmanager
 def new_vectorizer(path: Path, options: Mapping[str, Any]) -> Iterator[ArrayWriter]:
     """A vectorizer under construction; what is given takes its idf (D,), float64, in turn."""
@@ -293,11 +314,6 @@ def open_vectorizer(store: Path) -> tuple[dict[str, Any], ChunkedArray] | None:
         return attributes_of(path), open_array(path / "idf")
     except (FileNotFoundError, ValueError, StoreError):
         raise StoreError(f"{path} is not a vectorizer: the store is damaged; make it again") from None
-
-
-def copy_vocabulary(source: Path, target: Path) -> None:
-    """Copy vectorizer, names and ids of selected features into another store under construction, in place of what is there."""
-    copy_folders(source, target, ("vectorizer", "names", SELECTED))
 
 
 def copy_folders(source: Path, target: Path, names: Sequence[str], copy: Callable[..., Any] = copy_file) -> None:

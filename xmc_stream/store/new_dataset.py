@@ -12,14 +12,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream import flags
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.store import transpose
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, finish_matrix, index_dtype, new_folder, new_store
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, new_folder, new_store
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group
 from xmc_stream.store.remote import local_path
+from xmc_stream.store.transpose import transpose
 from xmc_stream.system.stop import work_name
 
 _COPY_BYTES = 2**24  # labels or norms that are copied at a time
@@ -95,7 +95,7 @@ class DatasetWriter:
             writer.append(counts)
             writer.close()
         columns = self._group.create_group("Y/columns")
-        transpose.transpose(SparseMatrix(path / "Y" / "rows"), self._label_counts, columns, max_bytes)
+        transpose(SparseMatrix(path / "Y" / "rows"), self._label_counts, columns, max_bytes)
         return {
             "n_samples": self.X.lines,
             "n_features": self.n_features,
@@ -107,14 +107,28 @@ class DatasetWriter:
 
 def load_kernels(n_samples: int, n_features: int, n_labels: int) -> None:
     """Compile or load what making such a dataset calls, so that the memory of it is there before a plan."""
-    from xmc_stream.kernels.csr import count_indices, row_norms, scale_rows_l2
+    from xmc_stream.kernels.csr import (
+        count_indices,
+        row_norms,
+        scale_rows_l2,
+        scatter_entries,
+        scatter_lines,
+        sort_by_bucket,
+    )
 
     ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
     for bound in (n_features, n_labels):
         count_indices(np.empty(0, index_dtype(bound)), ends)
     row_norms(ends, none, none)
     scale_rows_l2(ends, none)
-    transpose.load_kernels(n_samples, index_dtype(n_labels))
+    columns, lines, short = (
+        np.empty(0, index_dtype(n_labels)),
+        np.empty(0, index_dtype(n_samples)),
+        np.empty(0, np.uint16),
+    )
+    scatter_lines(ends, columns, none, 0, ends, lines, none)
+    sort_by_bucket(ends, columns, none, np.zeros(1, np.int32), ends, np.zeros(1, np.int64), short, short, none)
+    scatter_entries(short, short, none, 0, ends, lines, none)
 
 
 def check_target(path: Path, overwrite: bool) -> None:
@@ -242,18 +256,13 @@ def write_values(
         return {"sha256": writer.close()}
 
 
-def finish_rows(path: Path, side: Side, n_rows: int, bound: int, nnz: int, hashes: list[str]) -> None:
-    """Make the arrays of a side a matrix. hashes: of indptr, indices and, for X, values."""
-    finish_matrix(path / side / "rows", "csr_matrix", (n_rows, bound), nnz, hashes)
-
-
 def make_columns(path: Path, side: Side, max_bytes: int) -> None:
     """Write a side by columns, in buffers of max_bytes."""
     rows = SparseMatrix(path / side / "rows")
     counts = read_small(path / "statistics", _COUNTS[side], rows.bound, np.int64)
     name = f"{side}/columns"
     with new_folder(path / name, work_of(path, name), durable=False) as columns:
-        transpose.transpose(rows, counts, Group(columns, {}), max_bytes)
+        transpose(rows, counts, Group(columns, {}), max_bytes)
         if side == "X":  # may be made later, and is sealed apart
             seal(columns)
 

@@ -7,7 +7,6 @@ thousand of them. What is not plain (compressed, of other formats, behind a URL)
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import re
@@ -131,10 +130,6 @@ def plain_array(path: Path) -> PlainArray | None:
     if "places" in about:
         with understood(path):
             (size,), kind, chunk, places = about["shape"], about["data_type"], about["chunk"], about["places"]
-            whole = kind in _KINDS and is_whole(size, 0) and is_whole(chunk, 1) and len(places) == -(-size // chunk)
-            whole = whole and all(is_whole(place, 0) and not place % np.dtype(kind).itemsize for place in places)
-            if not whole or any(b - a < chunk * np.dtype(kind).itemsize for a, b in itertools.pairwise(places)):
-                raise ValueError("a member of a pack that cannot be")
             return PlainArray(Path(about["pack"]), np.dtype(kind), size, chunk, 0.0, tuple(places))
     try:
         names = [codec["name"] for codec in about["codecs"]]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.store.encoding import MatrixWriter, index_dtype
@@ -58,17 +58,6 @@ def transpose(rows: SparseMatrix, counts: NDArray[np.int64], group: Group, max_b
             shutil.rmtree(folder)
     writer.close()
     return writer
-
-
-def load_kernels(n_rows: int, column_dtype: DTypeLike) -> None:
-    """Compile or load what `transpose` calls for such a matrix, so that the memory of it is there before a plan."""
-    from xmc_stream.kernels.csr import scatter_entries, scatter_lines, sort_by_bucket
-
-    places, values = np.zeros(1, np.int64), np.empty(0, np.float32)
-    columns, indices, short = np.empty(0, column_dtype), np.empty(0, index_dtype(n_rows)), np.empty(0, np.uint16)
-    scatter_lines(places, columns, values, 0, places, indices, values)
-    sort_by_bucket(places, columns, values, np.zeros(1, np.int32), places, np.zeros(1, np.int64), short, short, values)
-    scatter_entries(short, short, values, 0, places, indices, values)
 
 
 def _buckets(ends: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:

@@ -25,14 +25,9 @@ _roots: dict[tuple[int, str], Path] = {}  # by process and place: a forked proce
 
 
 def new_folder(place: Path | None = None) -> Path:
-    """A temporary folder, in `place` if given. Remove it by `remove_folder`, or leave that to the end of the process."""
+    """A temporary folder, in `place` if given. It goes at the end of the process."""
     with _lock:
         return Path(tempfile.mkdtemp(dir=_root(place)))
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a temporary folder."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -42,7 +37,7 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        remove_folder(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         if place is not None:
             with _lock, suppress(OSError):  # another thread has one there
                 folder.parent.rmdir()
@@ -55,7 +50,7 @@ def kept_folder() -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        remove_folder(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -90,7 +85,7 @@ def _root(place: Path | None) -> Path:
 
 def _remove_of(process: int, folder: Path) -> None:
     if os.getpid() == process:
-        remove_folder(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _watch(folder: Path) -> None:

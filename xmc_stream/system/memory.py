@@ -37,6 +37,7 @@ _MOST = 2**62  # bytes of a limit
 # Freed buffers below this share of a limit may stay resident: eight of them take the share that no plan uses.
 _KEPT, _LEAST_KEPT, _MOST_KEPT = 256, 256 * 2**10, 16 * 2**20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's mallopt parameters
+_LARGEST_OF_HEAP = 32 * 2**20  # glibc gives larger buffers back at once, whatever it is told
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -102,7 +103,7 @@ def _memberships() -> str:
 
 
 def of_cgroups(memberships: str, root: Path) -> list[tuple[int, int]]:
-    """The limit, and what is free, of each memory cgroup (v1, v2) that has one: of those that /proc/PID/cgroup names, and around.
+    """The limit, and what is free, of each memory cgroup (v1, v2) that has one, of those that /proc/PID/cgroup names.
 
     Inside a container the names may be the host's: what is not there under `root` is looked for at the top.
     """
@@ -260,6 +261,14 @@ class MemoryLimit:
         large = min(max(self.limit // _KEPT, _LEAST_KEPT), _MOST_KEPT)
         for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
             _glibc("mallopt")(parameter, large)
+
+    def keep_freed(self) -> None:
+        """From now on, freed buffers of this process stay resident for the next ones, until `give_back_freed` (glibc only).
+
+        Threads that get and give back the same pages again and again wait for each other: they share one address space.
+        """
+        _glibc("mallopt")(_M_MMAP_THRESHOLD, _LARGEST_OF_HEAP)
+        _glibc("mallopt")(_M_TRIM_THRESHOLD, min(self.limit, 2**31 - 1))
 
     def budget(self, resident_bytes: int | None = None) -> int:
         """Bytes a plan may hand out: the limit less what the process holds and the reserve.

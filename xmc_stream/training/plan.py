@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from xmc_stream.convert.source import Part
 
 _EDGES = 16 * MIB  # what no component names: ledger, events, the scheduler's own objects, pages from run to run
+_KEPT = 4  # of what is foreseen: the part that was freed and is of no use to the jobs that come next, about
 _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
@@ -53,9 +54,16 @@ _RANKING = 8 * MIB  # that a thread takes at least which ranks labels of rows
 Forecast = dict[str, Any]
 
 
-def with_process(foreseen: Forecast, plan: MemoryPlan, resident_bytes: int, before: int = 0) -> Forecast:
-    """What a forecaster says, with the process's own memory; keys as in `plan --json`. before: a peak that has been."""
+def with_process(
+    foreseen: Forecast, plan: MemoryPlan, resident_bytes: int, before: int = 0, trains: bool = False
+) -> Forecast:
+    """What a forecaster says, with the process's own memory; keys as in `plan --json`. before: a peak that has been.
+
+    trains: whether it is a training, which may keep what its jobs free.
+    """
     parts = {"process": resident_bytes + _EDGES, **foreseen["peak_parts"]}
+    if trains and plan.keeps_freed(foreseen["peak_parts"]):
+        parts["kept for the next jobs, about"] = sum(foreseen["peak_parts"].values()) // _KEPT
     return {
         "fits": True,
         "memory_limit": plan.limit,
@@ -99,7 +107,7 @@ def plan_training(
                 else _Calibrated(forecaster, _calibrating(dataset, calibrate), calibrate)
             )
 
-        return {"command": "train", **_advised(forecasters, plan, engine, workers)}
+        return {"command": "train", **_advised(forecasters, plan, engine, workers, trains=True)}
 
 
 def decides_by_another(method: Method, parameters: Parameters, dataset: Dataset) -> bool:
@@ -207,12 +215,14 @@ def _plan(
     return plan if workers is None else replace(plan, processes=workers)
 
 
-def _advised(forecasters: Forecasters, plan: MemoryPlan, engine: Engine, workers: int | None) -> Forecast:
+def _advised(
+    forecasters: Forecasters, plan: MemoryPlan, engine: Engine, workers: int | None, trains: bool = False
+) -> Forecast:
     """What is foreseen under a plan, or why that cannot work, and the limits that would do."""
     forecaster, refused = None, None
     try:
         forecaster = forecasters(plan)
-        foreseen = with_process(forecaster.forecast(plan), plan, plan.process)
+        foreseen = with_process(forecaster.forecast(plan), plan, plan.process, trains=trains)
     except MemoryLimitError as error:
         refused = error
     least = least_that_works(forecasters, plan, forecaster)

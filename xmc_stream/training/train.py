@@ -35,7 +35,7 @@ from xmc_stream.store.model import (
     model_attributes,
     write_label_counts,
 )
-from xmc_stream.store.names import SELECTED, copy_vocabulary
+from xmc_stream.store.names import SELECTED, VOCABULARY, copy_folders
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.places import (
     LEDGER,
@@ -207,7 +207,9 @@ class Training:
             with least_named(forecasters, plan) if of == 1 else nullcontext():  # one of several goes on by itself
                 foreseen = forecasters(plan).forecast(plan)
                 run = method.run(task, self.work, plan, ledger, foreseen)
-            whole = with_process(foreseen, plan, resident_bytes, peak_resident())
+            whole = with_process(foreseen, plan, resident_bytes, peak_resident(), trains=True)
+            if plan.keeps_freed(foreseen["peak_parts"]):
+                engine.keep_freed()
             LOG.info("%splan: %s", self.progress.about, plan_line(whole, self.progress.elapsed()))
             self.progress.expect(foreseen["seconds"])
             if ledger.resumed:  # what was read and written before may have been damaged since
@@ -261,7 +263,7 @@ class Training:
             **model_attributes(dataset, task.parameters.solver, task.parameters.to_dict(), task.seed, result),
             **self.start, **taken, KIND: self.method.kind_of(task.parameters), "identity": self.identity, "run": totals,
         }  # fmt: skip
-        copy_vocabulary(dataset.path, work)
+        copy_folders(dataset.path, work, VOCABULARY)
         write_label_counts(work, dataset)
         finish_model(work, self.path, attributes)
 
