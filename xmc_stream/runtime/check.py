@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from xmc_stream.runtime.job import Job, Phase, Receipt
+from xmc_stream.runtime.job import Job, Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.chunks import ChunkedArray, open_array, plain_arrays
-from xmc_stream.store.comparing import Comparing, compare_while_reading, comparing
+from xmc_stream.store.comparing import Comparing, compare_while_reading
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import APART, refuse_broken_seal, seal_damage, take_inventory
 from xmc_stream.store.model import LABEL_COUNTS, StoredModel
@@ -111,12 +111,6 @@ class CheckedJob:
         """Run it."""
         with compare_while_reading(self.what):
             return self.job.run()
-
-
-def as_checked(phase: Phase) -> Phase:
-    """A phase whose jobs compare what they read, in a block of `checked_reading`; elsewhere the phase as it is."""
-    what = comparing()
-    return phase if what is None else replace(phase, jobs=[CheckedJob(job, what) for job in phase.jobs])
 
 
 def common_model_jobs(model: StoredModel) -> list[CheckJob]:

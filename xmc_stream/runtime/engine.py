@@ -17,12 +17,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.errors import NO_ROOM, JobError, XmcStreamError
-from xmc_stream.runtime.check import as_checked
+from xmc_stream.runtime.check import CheckedJob
 from xmc_stream.runtime.events import EventLog
 from xmc_stream.runtime.job import Job, Phase, Receipt, run_phases
 from xmc_stream.runtime.job import Ledger as Notebook
 from xmc_stream.runtime.ledger import Ledger, environment
 from xmc_stream.runtime.threads import Done, Threads, receipt_of
+from xmc_stream.store.comparing import comparing
 from xmc_stream.system.memory import Guard, MemoryLimit, make_room, peak_resident, return_freed_memory
 from xmc_stream.system.progress import current
 
@@ -170,12 +171,14 @@ class Engine:
         """
         self._goes_on = isinstance(book, Ledger)
         unkept: Counter[str] = Counter()
-        return run_phases(loop, lambda phase: self._run_phase(as_checked(phase), book, unkept))
+        return run_phases(loop, lambda phase: self._run_phase(phase, book, unkept))
 
     def _run_phase(self, phase: Phase, book: Notebook, unkept: Counter[str]) -> list[Receipt]:
         """unkept: sums over jobs whose receipts the book does not get, which it gets with the next one that it does."""
         receipts = {job.key: book.get(job.key) if phase.kept else None for job in phase.jobs}
         todo = [job for job in phase.jobs if receipts[job.key] is None]
+        if (what := comparing()) is not None:
+            todo = [CheckedJob(job, what) for job in todo]
         n_done, progress = len(phase.jobs) - len(todo), current()
         if self.in_process and not self._keeps:
             return_freed_memory()  # buffers of another phase have other sizes

@@ -17,7 +17,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,14 @@ def summarise_events(path: Path) -> dict[str, Any]:
             phase["bytes_read"] += event["bytes_read"]
             entered = last
             if event["event"] == "job":
-                _count(workers, event)
+                name = str(event.get("process", ""))
+                mine = workers.setdefault(
+                    name, {"process": name, "jobs": 0, "job_seconds": 0.0, "bytes_read": 0, "peak_resident": 0}
+                )
+                mine["jobs"] += 1
+                mine["job_seconds"] += event["seconds"]
+                mine["bytes_read"] += event["bytes_read"]
+                mine["peak_resident"] = max(mine["peak_resident"], event["resident"])
             for name in MOST:
                 phase[f"peak_{name}"] = max(phase[f"peak_{name}"], event[name])
     for phase in phases.values():
@@ -166,15 +173,3 @@ def summarise_events(path: Path) -> dict[str, Any]:
         "phases": list(phases.values()),
         "workers": [{**of, "job_seconds": round(of["job_seconds"], 3)} for of in workers.values()],
     }
-
-
-def _count(workers: dict[str, dict[str, Any]], job: Mapping[str, Any]) -> None:
-    """Add a job to what its process did."""
-    name = str(job.get("process", ""))
-    mine = workers.setdefault(
-        name, {"process": name, "jobs": 0, "job_seconds": 0.0, "bytes_read": 0, "peak_resident": 0}
-    )
-    mine["jobs"] += 1
-    mine["job_seconds"] += job["seconds"]
-    mine["bytes_read"] += job["bytes_read"]
-    mine["peak_resident"] = max(mine["peak_resident"], job["resident"])
