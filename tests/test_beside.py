@@ -223,17 +223,17 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(source: Path, tmp_path:
     whole = converted(source, "whole.xmc", beside=path)
     script = (
         "import os, sys, xmc_stream as xs\n"
-        "from xmc_stream.convert.formats.beside import ExtendNames, Join\n"
+        "from xmc_stream.convert.formats.beside import BesideSource, Join\n"
         "def killed(before):\n"
-        "    def run(self):\n"
-        "        before(self)\n"
+        "    def run(*args):\n"
+        "        before(*args)\n"
         "        os._exit(9)\n"
         "    return run\n"
-        "job = globals().get(sys.argv[4])\n"
-        "if job: job.run = killed(job.run)\n"
+        "if sys.argv[4] == 'join': Join.run = killed(Join.run)\n"
+        "if sys.argv[4] == 'names': BesideSource._named = killed(BesideSource._named)\n"
         "xs.convert(sys.argv[1], sys.argv[2], beside=sys.argv[3], memory_limit='2GB')\n"
     )
-    for job in ("Join", "ExtendNames", "none"):
+    for job in ("join", "names", "none"):
         command = [sys.executable, "-c", script, str(source), str(tmp_path / "cut.xmc"), str(path), job]
         assert subprocess.run(command, check=False, env=environment()).returncode == (0 if job == "none" else 9)
     assert xs.open_dataset(tmp_path / "cut.xmc").fingerprint == whole.fingerprint

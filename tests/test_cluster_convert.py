@@ -16,7 +16,7 @@ from helpers.conversions import cut_into, lines_of
 from helpers.text_files import documents, write_jsonl
 
 import xmc_stream as xs
-from xmc_stream.convert.formats.registry import formats
+from xmc_stream.convert.formats.registry import FORMATS
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError
 from xmc_stream.system.memory import resident
@@ -109,7 +109,7 @@ def write_columns(file: Any, X: Any) -> None:
 
 
 def test_all_formats_are_here() -> None:
-    assert {*KINDS.values()} == {*formats()}
+    assert {*KINDS.values()} == {*FORMATS}
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from scipy import sparse
 import xmc_stream
 from xmc_stream.convert import convert
 from xmc_stream.convert.formats import matrix_files, memory, npz, numpy_arrays
+from xmc_stream.convert.formats.registry import FORMATS
 from xmc_stream.convert.matrices import sides
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.pieces import PieceWriter
@@ -133,7 +133,7 @@ def saved(folder: Path, m: Any, how: str, name: str) -> Path:
 def opened(path: Path, labels: Path | None, like: Like | None = None, **options: Any) -> Any:
     """A source of the format that recognises a file."""
     head = b"" if path.is_dir() else path.read_bytes()[: 2**16]
-    found = [module for module in (npz, numpy_arrays) if module.recognises(path, head)]
+    found = [module for name, module in (("npz", npz), ("npy", numpy_arrays)) if FORMATS[name].recognises(path, head)]
     assert len(found) == 1
     named = (labels,) if labels else ()
     return matrix_files.open_source(found[0].open_side, [path], ConvertOptions(named, **options), like)
@@ -233,10 +233,10 @@ def test_scipy_matrices_of_every_format_come_back(tmp_path: Path, kind: str, how
         assert source.attributes["source"] == "x.npz"
         assert source.attributes["source_labels"] == "y.npz"
     else:
-        source = memory.open_matrices(x, y, ConvertOptions(), None)
+        source = memory.open_memory(x, ConvertOptions(y), None)
         assert source.alone
         assert source.attributes["source"] == "scipy matrices"
-        assert source.identity != memory.open_matrices(x, y, ConvertOptions(), None).identity
+        assert source.identity != memory.open_memory(x, ConvertOptions(y), None).identity
     got_x, got_y, _ = read(source, tmp_path / "work")
     assert (got_x.toarray() == dense_x.astype(np.float32)).all()
     assert (got_y.toarray() == (dense_y != 0)).all()
@@ -248,7 +248,7 @@ def test_values_of_other_types_unsorted_rows_and_stored_zeros(tmp_path: Path) ->
     x = sparse.csr_array((np.array([1, 0, 3]), np.array([2, 0, 1], np.int64), np.array([0, 2, 3, 3])), shape=(3, 3))
     y = sparse.csr_array((np.array([True, False, True]), np.array([1, 0, 0]), np.array([0, 1, 1, 3])), shape=(3, 2))
     y.indices[1:] = [1, 0]
-    got_x, got_y, _ = read(memory.open_matrices(x, y, ConvertOptions(), None), tmp_path)
+    got_x, got_y, _ = read(memory.open_memory(x, ConvertOptions(y), None), tmp_path)
     assert got_x.toarray().tolist() == [[0, 0, 1], [0, 3, 0], [0, 0, 0]]
     assert got_y.toarray().tolist() == [[0, 1], [0, 0], [1, 0]]
     assert got_x.nnz == 3  # stored zeros of X are kept
@@ -284,7 +284,7 @@ BAD = [
 @pytest.mark.parametrize("how", ["memory", *KINDS[:4]])
 def test_bad_matrices_end_in_one_line(tmp_path: Path, x: Any, y: Any, what: str, how: str) -> None:
     if how == "memory":
-        message = refused(lambda: memory.open_matrices(x, y, ConvertOptions(), None), tmp_path / "work")
+        message = refused(lambda: memory.open_memory(x, ConvertOptions(y), None), tmp_path / "work")
     else:
         paths = [saved(tmp_path, m, how, name) for m, name in ((x, "x"), (y, "y"))]
         message = refused(lambda: opened(*paths), tmp_path / "work")
@@ -294,7 +294,7 @@ def test_bad_matrices_end_in_one_line(tmp_path: Path, x: Any, y: Any, what: str,
 
 def test_arrays_that_are_no_matrix_end_in_one_line(tmp_path: Path) -> None:
     def message(x: Any, y: Any, **options: Any) -> str:
-        return refused(lambda: memory.open_matrices(x, y, ConvertOptions(**options), None), tmp_path)
+        return refused(lambda: memory.open_memory(x, ConvertOptions(y, **options), None), tmp_path)
 
     assert "labels must be" in message(ONES, "y.npz")
     assert "fit its shape" in message(csr([1.0, 1.0], [0, 1], [0, 2], (2, 2)), ONES)
@@ -303,8 +303,8 @@ def test_arrays_that_are_no_matrix_end_in_one_line(tmp_path: Path) -> None:
     assert "base=1" in message(ONES, ONES, base=1)
     assert "skip=True" in message(ONES, ONES, skip=True)
     assert "n_labels 1" in message(ONES, ONES, n_labels=1)
-    assert "leave out label_key" in message(ONES, ONES, label_key="kind")
-    assert "leave out the options of raw text" in message(ONES, ONES, text=TextOptions())
+    assert "label_key are of AnnData" in message(ONES, ONES, label_key="kind")
+    assert "options of raw text are of jsonl" in message(ONES, ONES, text=TextOptions())
 
 
 @pytest.mark.parametrize("how", ["csr", "coo", "npz", "npz+coo"])
@@ -318,7 +318,7 @@ def test_duplicates_are_added_up_when_told(tmp_path: Path, how: str) -> None:
         sparse.save_npz(path, x, compressed="+" not in how)
         source = opened(path, path, sum_duplicates=True)
     else:
-        source = memory.open_matrices(x, x, ConvertOptions(sum_duplicates=True), None)
+        source = memory.open_memory(x, ConvertOptions(x, sum_duplicates=True), None)
     got_x, got_y, settled = read(source, tmp_path)
     assert got_x.toarray().tolist() == coo.toarray().tolist()
     assert got_y.toarray().tolist() == (coo.toarray() != 0).tolist()
@@ -327,7 +327,7 @@ def test_duplicates_are_added_up_when_told(tmp_path: Path, how: str) -> None:
     huge = csr(np.full(2, 3e38), [1, 1], [0, 2], (1, 2))
     one = sparse.csr_array(np.ones((1, 1)))
     assert "not finite" in refused(
-        lambda: memory.open_matrices(huge, one, ConvertOptions(sum_duplicates=True), None), tmp_path
+        lambda: memory.open_memory(huge, ConvertOptions(one, sum_duplicates=True), None), tmp_path
     )
 
 
@@ -413,7 +413,7 @@ def test_bad_npz_files_end_in_one_line(tmp_path: Path) -> None:
         zipped("lying", data=shaped("(1000000000000000,)")): "an array of shape (1000000000000000,)",
         zipped("lying2", indptr=shaped("(1000000000000000,)", "'<i8'")): "an array of shape (1000000000000000,)",
         zipped("negative", data=shaped("(-3,)")): "an array of shape (-3,)",
-        zipped("long", data=b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 10**5): "a header of 4294967295 bytes",
+        zipped("long", data=b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 10**5): "reading array header",
         zipped("deep", data=header("(" * 9000)): "save it again",
         zipped("words", data=header("{'descr': 1 +, ")): "save it again",
         zipped("nothing", data=b""): "no .npy header",
@@ -434,12 +434,12 @@ def test_bad_npz_files_end_in_one_line(tmp_path: Path) -> None:
     assert "not a file of labels" in refused(lambda: opened(good, write("text", b"\n0:1\n")), tmp_path)
 
 
-def test_npz_with_a_large_directory_is_refused(tmp_path: Path) -> None:
+def test_npz_of_many_other_files_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "many.npz"
     with zipfile.ZipFile(path, "w") as archive:
         for i in range(10000):
             archive.writestr(f"{i}" + "x" * 100, b"")
-    assert "more files in it" in refused(lambda: opened(path, path), tmp_path)
+    assert "is not a sparse matrix" in refused(lambda: opened(path, path), tmp_path)
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -488,13 +488,6 @@ def test_damaged_npy_files_end_in_one_line_or_a_matrix(tmp_path: Path) -> None:
     assert 0 < read_well < 300
 
 
-def test_checksums_of_ranges_are_joined() -> None:
-    rng = np.random.default_rng(2)
-    for n, m in ((0, 0), (0, 5), (5, 0), (1, 1), (1000, 77), (3, 100000)):
-        a, b = rng.bytes(n), rng.bytes(m)
-        assert npz._joined(zlib.crc32(a), zlib.crc32(b), m) == zlib.crc32(a + b)
-
-
 def test_stored_arrays_are_cut_and_their_checksums_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sides, "PART", 90)
     X = random_csr(np.random.default_rng(7), 600, 30)
@@ -507,7 +500,7 @@ def test_stored_arrays_are_cut_and_their_checksums_compared(tmp_path: Path, monk
     at = content.index(X.data.tobytes()) + 9000
     (tmp_path / "bad.npz").write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     message = refused(lambda: opened(tmp_path / "bad.npz", tmp_path / "x.npz"), tmp_path / "work")
-    assert "Bad CRC-32 of data.npy" in message
+    assert "Bad CRC-32 for file 'data.npy'" in message
 
 
 def test_class_ids_are_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -643,9 +636,7 @@ def test_a_row_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
         path = saved(tmp_path, x, how, "x")
         message = refused(lambda path=path: opened(path, path), tmp_path, MemoryLimitError, room=10**6)  # type: ignore[misc]
         assert "row 1 (from 0) takes 11.2 MB" in message
-    message = refused(
-        lambda: memory.open_matrices(x, x, ConvertOptions(), None), tmp_path, MemoryLimitError, room=10**6
-    )
+    message = refused(lambda: memory.open_memory(x, ConvertOptions(x), None), tmp_path, MemoryLimitError, room=10**6)
     assert "row 1 (from 0) takes 11.2 MB" in message
 
 

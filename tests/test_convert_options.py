@@ -107,7 +107,7 @@ def test_matrices_in_one_object(tmp_path: Path) -> None:
 
 
 def test_the_command_knows_the_formats_that_there_are() -> None:
-    from xmc_stream.cli.data import FORMATS
-    from xmc_stream.convert.formats.registry import formats
+    from xmc_stream.cli import data
+    from xmc_stream.convert.formats.registry import FORMATS
 
-    assert sorted(FORMATS) == sorted(formats())
+    assert sorted(data.FORMATS) == sorted(FORMATS)

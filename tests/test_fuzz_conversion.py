@@ -31,7 +31,7 @@ from reference import parse as twin
 from scipy import sparse
 
 from xmc_stream.convert import convert
-from xmc_stream.convert.formats.registry import formats
+from xmc_stream.convert.formats.registry import FORMATS
 from xmc_stream.convert.lines import files as text_module
 from xmc_stream.convert.lines.parser import UNKNOWN
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
@@ -439,7 +439,7 @@ def matrix_case(rng: random.Random, folder: Path, options: dict[str, Any], sound
 def format_of(case: Case) -> str:
     """The format that the content is recognised as, "" for none."""
     head = case.text.removeprefix(b"\xef\xbb\xbf")[: 2**16]
-    return next((name for name, module in formats().items() if module.recognises(case.source, head)), "")
+    return next((name for name, module in FORMATS.items() if module.recognises(case.source, head)), "")
 
 
 def readable(case: Case) -> Any:

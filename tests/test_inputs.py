@@ -19,7 +19,7 @@ from scipy import sparse
 import xmc_stream as xs
 from xmc_stream.convert.formats import pairs as pairs_module
 from xmc_stream.convert.formats.predicted import open_predictions
-from xmc_stream.convert.formats.registry import formats
+from xmc_stream.convert.formats.registry import FORMATS
 from xmc_stream.convert.jobs import PartJob
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError
@@ -50,7 +50,7 @@ def options(field: str, name: str) -> TextOptions:
     return TextOptions(**given)
 
 
-@pytest.mark.parametrize("form", formats())
+@pytest.mark.parametrize("form", FORMATS)
 def test_every_format_is_tried_here(form: str, tmp_path: Path) -> None:
     """Those that `TEXTS` does not have take no fields of text."""
     source, given, _ = an_input(form, tmp_path)
@@ -166,7 +166,7 @@ def changing(monkeypatch: pytest.MonkeyPatch, path: Path, change: Callable[[Path
     monkeypatch.setattr(PartJob, "run", changed)
 
 
-@pytest.mark.parametrize("form", {**formats(), **TEXTS})
+@pytest.mark.parametrize("form", {**FORMATS, **TEXTS})
 @pytest.mark.parametrize("when", ["before", "behind"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_changes_while_it_is_read_makes_no_dataset(

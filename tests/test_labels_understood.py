@@ -17,7 +17,7 @@ from helpers.inputs import TEXTS, K, N, an_input, matrices, rows_of_text
 
 import xmc_stream as xs
 from xmc_stream.convert import run as run_module
-from xmc_stream.convert.formats.registry import formats
+from xmc_stream.convert.formats.registry import FORMATS
 from xmc_stream.convert.labels import LIST, SEPARATOR, understood
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.tfidf.counting import BadRowError, listed
@@ -107,7 +107,7 @@ def test_names_in_lists_are_names(form: str, tmp_path: Path) -> None:
     assert (understood(dataset)["separator"], dataset.n_labels) == (None, 4)
 
 
-@pytest.mark.parametrize("form", {**formats(), **TEXTS})
+@pytest.mark.parametrize("form", {**FORMATS, **TEXTS})
 def test_the_most_frequent_labels_are_told_of_every_format(
     form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

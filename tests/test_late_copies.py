@@ -19,7 +19,7 @@ from helpers.conversions import cut_into, lines_of
 from helpers.text_files import documents, write_jsonl
 
 import xmc_stream as xs
-from xmc_stream.convert.opening import opened_source
+from xmc_stream.convert.opening import open_source
 from xmc_stream.convert.options import ConvertOptions, TextOptions
 from xmc_stream.convert.plan import plan_memory
 from xmc_stream.convert.run import ConversionRun
@@ -116,7 +116,7 @@ def test_a_late_copy_of_a_job_leaves_what_is_finished(
 ) -> None:
     path, labels, options = inputs[kind]
     undisturbed = xs.convert(path, tmp_path / "here.xmc", labels=labels, columns=True, **LIMIT, **options)
-    source = opened_source(path, labels, None, options=options)
+    source = open_source(path, ConvertOptions(labels=labels, **options), None)
     plan = plan_memory(source, 2**30, 1)
     work = tmp_path / "work"
     run = ConversionRun(source, work, ConvertOptions(columns=True), None, plan, {})

@@ -69,13 +69,6 @@ def without_labels(like: Like | None, options: Mapping[str, Any]) -> Like:
     return replace(like, labels=False)
 
 
-def opened_source(
-    source: Any, labels: Any, like: Like | None, format: str | None = None, options: Mapping[str, Any] | None = None
-) -> Source:
-    """As `open_source`, of options by their names."""
-    return open_source(source, ConvertOptions(labels=labels, format=format, **(options or {})), like)
-
-
 def open_source(source: Any, options: ConvertOptions, like: Like | None) -> Source:
     """The source by what it is: paths of files, or matrices. like: as it was taken over, whatever `options` names."""
     beside = paths_of(options.beside, "beside", "save a matrix by numpy.save and give its path")
@@ -92,8 +85,7 @@ def open_source(source: Any, options: ConvertOptions, like: Like | None) -> Sour
 
         own = open_source(source, replace(options, feature_names=None, label_names=None), like)
         return cast("Source", NamedSource(own, files))
-    # what parts are sent with to workers
-    options = replace(options, like=None, scheduler=None)
+    options = replace(options, like=None, scheduler=None)  # parts are sent with them to workers
     if are_files(source, options.labels):
         from xmc_stream.convert.formats.registry import open_source as open_files
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from xmc_stream import flags
 from xmc_stream.arguments import MOST_INT, native, whole
 from xmc_stream.convert.messages import meant
 from xmc_stream.errors import InputError
@@ -263,6 +264,11 @@ class ConvertOptions:
         _ = self.text_options
 
     @property
+    def of_csv(self) -> bool:
+        """Whether options of CSV were given."""
+        return (self.delimiter, self.quote, self.header) != (None, None, True)
+
+    @property
     def label_files(self) -> tuple[Path, ...]:
         """The labels, where they are paths, as of a source of files."""
         return self.labels or ()
@@ -319,3 +325,15 @@ def with_overrides(options: ConvertOptions | None, overrides: Mapping[str, Any])
 
 def _is_count(value: float) -> bool:
     return value >= 1 if isinstance(value, int) else 0.0 < value <= 1.0
+
+
+def refuse_idle(name: object, format: str, options: ConvertOptions) -> None:
+    """Raise InputError for an option that has nothing to do with the format: it may be a mistake of either."""
+    for given, formats, what in (
+        ((options.layer, options.label_key) != (None, None), ("anndata",), flags.LAYER + " and " + flags.LABEL_KEY),
+        (options.text_options is not None, ("jsonl", "parquet", "csv"), flags.Wording.of("options of raw text")),
+        (options.of_csv, ("csv",), flags.DELIMITER + ", " + flags.QUOTE + " and " + flags.NO_HEADER),
+    ):
+        if given and format not in formats:
+            known = " and ".join("AnnData" if one == "anndata" else one for one in formats)
+            raise InputError(f"{name} is {format}: " + what + f" are of {known}, leave them out")

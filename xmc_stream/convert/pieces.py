@@ -178,15 +178,16 @@ class PieceWriter:
 
 
 class PieceRows:
-    """The rows of a piece in turn: lengths, indices and values, some at a time, of at most ENTRIES entries or one row."""
+    """The rows of pieces in turn: lengths, indices and values, some at a time, of at most ENTRIES entries or one row."""
 
     ENTRIES = 2**18
     ROWS = 2**16
 
-    def __init__(self, piece: Piece) -> None:
-        self._lengths = _Items(piece.lengths())
-        self._indices = _Items(piece.indices())
-        self._data = _Items(data for _, data in piece.values()) if piece.valued else None
+    def __init__(self, *pieces: Piece) -> None:
+        self._lengths = _Items(window for piece in pieces for window in piece.lengths())
+        self._indices = _Items(window for piece in pieces for window in piece.indices())
+        valued = pieces[0].valued
+        self._data = _Items(data for piece in pieces for _, data in piece.values()) if valued else None
 
     def rows(self, n_rows: int) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]]:
         """The next n_rows rows."""

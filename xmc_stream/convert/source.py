@@ -6,11 +6,12 @@ the whole tells (sizes, the base of the ids, names); and puts the pieces togethe
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from xmc_stream.convert.lines.files import file_identity, forget
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.rows import Rows
 from xmc_stream.runtime.job import Phase, Receipt
@@ -64,44 +65,62 @@ class Settled:
     folders: dict[str, Path] = field(default_factory=dict)
 
 
-class Source(Protocol):
+class Source:
     """A recognised, opened input, of which no rows are read yet.
 
     files: all that are read; attributes: what is known of it before, for the dataset; identity: what tells this input
     from another when a killed conversion goes on (names, sizes, times, options); alone: its parts must be read in this
     process, one after another (standard input, matrices in memory); n_samples, n_features, n_labels, x_entries,
     y_entries: at most, None where only reading tells; overhead: bytes it keeps till the end beside the buffers of its
-    parts, by name; bytes_in: of the input.
+    parts, by name; bytes_in: of the input, 0 where only reading tells.
     """
 
-    files: list[Path]
-    attributes: dict[str, Any]
-    identity: dict[str, Any]
-    alone: bool
-    n_samples: int | None
-    n_features: int | None
-    n_labels: int | None
-    x_entries: int | None
-    y_entries: int | None
-    overhead: dict[str, int]
+    n_samples: int | None = None
+    n_features: int | None = None
+    n_labels: int | None = None
+    x_entries: int | None = None
+    y_entries: int | None = None
 
-    @property
-    def bytes_in(self) -> int: ...
+    def __init__(self, files: Sequence[Path], alone: bool = False) -> None:
+        """Raises InputError where there is no such file."""
+        self.files = list(files)
+        self.alone = alone
+        stamps = [file_identity(file) for file in files]
+        self.identity: dict[str, Any] = {"files": stamps}
+        self.bytes_in: int = 0 if alone else sum(size for _, size, _ in stamps)
+        self.attributes: dict[str, Any] = {}
+        self.overhead: dict[str, int] = {}
 
     def load_kernels(self) -> None:
         """Compile or load what the parts call, so that the memory of it is there before the plan."""
 
     def fit(self, room: int) -> int:
         """Choose the size of a part's buffers for `room` bytes; returns what one part takes at most, more if it must."""
+        raise NotImplementedError
 
     def parts(self) -> list[Part]:
         """The parts, in the order of their rows; after `fit`."""
+        raise NotImplementedError
 
     def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
         """What all parts tell together; may yield further phases of jobs, which write under `work`.
 
         Raises InputError where parts contradict the header or each other.
         """
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close pipes that were not read."""
+        forget(self.files)
+
+
+def names_of(paths: Iterable[str | Path]) -> str | list[str]:
+    """The names of files for an attribute of the dataset: of one, or of several."""
+    names = [Path(path).name for path in paths]
+    return names if len(names) > 1 else names[0]
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum, None where one is unknown."""
+    known = list(counts)
+    return None if None in known else sum(known)  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.convert.formats.scipy_matrices import in_memory
 from xmc_stream.convert.matrices.memory import dense_side
 from xmc_stream.convert.matrices.rules import checked_rows
 from xmc_stream.convert.matrices.sides import Side, block_bytes, fitted
+from xmc_stream.convert.matrices.whole import in_memory
 from xmc_stream.convert.plan import plan_writing
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import writing

@@ -125,11 +125,12 @@ def _reader(data: Any, kept: _Kept, texts: bool) -> tuple[Callable[[], Block], i
         return partial(X.block, 0, X.n_lines), X.nnz * X.entry_bytes
     if texts and (words := kept.texts) is not None:
         return lambda: Block(0, *words.rows(data)), words.bytes_of(data)
-    from xmc_stream.convert.formats.scipy_matrices import in_memory
+    from xmc_stream.convert.matrices.rules import whole_bytes, whole_rows
+    from xmc_stream.convert.matrices.whole import in_memory
 
     refuse_other_rows(kept.model, data)
     side = in_memory(data, "X")
-    return lambda: Block(0, *side.whole()), side.whole_bytes
+    return lambda: Block(0, *whole_rows(side)), whole_bytes(side)
 
 
 def _held(model: Model, execution: Execution) -> _Kept | None:

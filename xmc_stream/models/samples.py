@@ -130,7 +130,7 @@ def samples(data: Any, model: Model, folder: Path | None, execution: Execution, 
     count for nothing. Raises InputError naming file and line.
     """
     from xmc_stream.convert import convert
-    from xmc_stream.convert.formats.registry import formats
+    from xmc_stream.convert.formats.registry import FORMATS
 
     if isinstance(data, Dataset):
         yield data
@@ -143,7 +143,7 @@ def samples(data: Any, model: Model, folder: Path | None, execution: Execution, 
             yield converted(data, model, scratch, execution)
         return
     data = as_path(data)
-    if data.is_dir() and not any(module.recognises(data, b"") for module in formats().values()):
+    if data.is_dir() and not any(format.recognises(data, b"") for format in FORMATS.values()):
         if reading:
             raise InputError(f"{data} is a dataset: leave out {', '.join(reading)}, which say how a file is read")
         yield open_dataset(data)

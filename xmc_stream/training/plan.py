@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream import flags
-from xmc_stream.convert.opening import opened_source, taken_over, without_labels
+from xmc_stream.convert.opening import open_source, taken_over, without_labels
 from xmc_stream.errors import InputError, MemoryLimitError, in_megabytes
 from xmc_stream.methods.contract import Method, Task
 from xmc_stream.methods.parameters import Parameters
@@ -279,12 +279,14 @@ def plan_conversion(
 ) -> Forecast:  # fmt: skip
     """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
     from xmc_stream.convert.jobs import LoadJob  # as above
+    from xmc_stream.convert.options import ConvertOptions
     from xmc_stream.convert.plan import least_of_conversion, plan_memory, refuse_unless_it_fits
     from xmc_stream.convert.run import threads_for
 
     limit = Execution(memory_limit).limit()
     train = None if like is None else taken_over(like)
-    opened = opened_source(source, labels, without_labels(train, options) if new_labels else train, format, options)
+    read = ConvertOptions(labels=labels, format=format, **options)
+    opened = open_source(source, read, without_labels(train, options) if new_labels else train)
     if opened.alone:
         raise InputError("standard input and pipes can be read once: plan the conversion of a file")
     try:
@@ -306,7 +308,10 @@ def plan_conversion(
         seen, x_seen, y_seen, took, whole = _read_a_little(opened.parts())
         part = 1.0 if whole else min(1.0, seen / max(opened.bytes_in - getattr(opened, "bytes_beside", 0), 1)) or 1.0
         x, y = (int(n / part * (1.0 if part == 1.0 else _MARGIN)) for n in (x_seen, y_seen))
-        opened.x_entries, opened.y_entries = x, y  # as foreseen, no longer at most
+        opened.x_entries, opened.y_entries = (
+            x + getattr(opened, "entries_beside", 0),
+            y,
+        )  # as foreseen, no longer at most
         parts = {"process": resident_bytes + _EDGES, **plan(limit.limit).needs}
         forecast |= {
             "passes": 1,

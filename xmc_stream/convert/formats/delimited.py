@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
+from xmc_stream.convert.formats.texts import TextInput, looked_at, text_records
 from xmc_stream.convert.kernels.places import BLANK, HEADER
-from xmc_stream.convert.lines.files import (
-    HEAD,
-    Buffers,
-    TextFile,
-    TextRange,
-    cuts,
-    file_identity,
-    name_of,
-    place_of,
-    ranges,
-)
+from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, cuts, name_of, place_of, ranges
 from xmc_stream.convert.lines.parser import bom_length
 from xmc_stream.convert.messages import one_line, shown
-from xmc_stream.convert.options import ConvertOptions, Like
+from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.tfidf.block import LINES, Block, Record
 from xmc_stream.convert.tfidf.fields import LABEL_FIELDS, TEXT_FIELDS
-from xmc_stream.convert.tfidf.records import Input, RecordsSource
+from xmc_stream.convert.tfidf.records import RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.memory import format_size
 
@@ -73,54 +65,49 @@ class Dialect:
 
 @dataclass(frozen=True)
 class CsvRows:
-    """The rows of a range of a file. names: of its columns; wanted: of those that are passed on; labels: the one of them
-    in which an empty cell is no label; header: whether the range begins with the names."""
+    """The rows of a range of a file. names: of its columns; header: whether the range begins with the names."""
 
     text: TextRange
     dialect: Dialect
     names: tuple[str, ...]
-    wanted: tuple[str, ...]
-    labels: str
     header: bool
 
-    def read(
-        self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]
-    ) -> Iterator[tuple[int, Record] | Block]:
+    def read(self, longest: int, notes: dict[str, Any], text: TextOptions) -> Iterator[tuple[int, Record] | Block]:
         """The rows, by the lines that they begin in, numbered in the range from 1."""
         from xmc_stream.convert.kernels.records import read_records
 
         csv.field_size_limit(max(csv.field_size_limit(), longest))  # of the process: rows are bounded here
         columns = np.full(len(self.names), -1, np.int64)
-        columns[[self.names.index(name) for name in fields]] = np.arange(len(fields))
+        columns[[self.names.index(name) for name in text.columns]] = np.arange(len(text.columns))
         quote = ord(self.dialect.quote) if self.dialect.quote else -1
         begins, lines = np.empty(LINES + 1, np.int64), np.ones(LINES + 1, np.int64)
-        status, places = np.empty(LINES, np.uint8), np.empty((LINES, len(fields), 3), np.int32)
+        status, places = np.empty(LINES, np.uint8), np.empty((LINES, len(text.columns), 3), np.int32)
         rest = np.empty(0, np.uint8)
         header = self.header
         with self.text.open(Buffers(min(_WINDOW, longest), longest)) as file:
             for window in file.windows():
                 notes["bytes_read"] = file.bytes_read
-                text, at = np.concatenate([rest, window]), 0
+                found, at = np.concatenate([rest, window]), 0
 
-                def record(i: int, text: NDArray[np.uint8] = text) -> Record:
-                    return self._by_python(text[begins[i] : begins[i + 1]].tobytes())
+                def record(i: int, found: NDArray[np.uint8] = found) -> Record:
+                    return self._by_python(found[begins[i] : begins[i + 1]].tobytes(), text)
 
                 while n := read_records(
-                    text, at, ord(self.dialect.delimiter), quote, columns, begins, lines, status, places
+                    found, at, ord(self.dialect.delimiter), quote, columns, begins, lines, status, places
                 ):
                     for i in np.flatnonzero(np.diff(begins[: n + 1]) > longest + 1)[:1]:
                         raise self._too_long(file, int(lines[i]), longest)
                     if header and (rows := np.flatnonzero(status[:n] != BLANK)).size:
                         status[rows[0]], header = HEADER, False
-                    yield Block(lines[:n], text, status[:n], places[:n], True, record)
+                    yield Block(lines[:n], found, status[:n], places[:n], True, record)
                     at, lines[0] = int(begins[n]), lines[n]
-                rest = text[at:].copy()
+                rest = found[at:].copy()
                 file.n_lines = int(lines[0]) - 1
                 if len(rest) > longest + 1:
                     raise self._too_long(file, int(lines[0]), longest)
             notes["bytes_read"] = file.bytes_read
         if len(rest):
-            yield int(lines[0]), self._by_python(rest.tobytes())
+            yield int(lines[0]), self._by_python(rest.tobytes(), text)
 
     def load_kernels(self) -> None:
         """Read a row."""
@@ -137,7 +124,7 @@ class CsvRows:
             + flags.MEMORY_LIMIT
         )
 
-    def _by_python(self, content: bytes) -> Record:
+    def _by_python(self, content: bytes, text: TextOptions) -> Record:
         """A row, or what is wrong with it, as Python's csv has it."""
         lines = _Lines(content)
         try:
@@ -148,12 +135,9 @@ class CsvRows:
             return lines.wrong or None
         if lines.wrong or len(row) != len(self.names):
             return lines.wrong or self._other_length(row)
-        return self._record(row, [(name, self.names.index(name)) for name in self.wanted])
-
-    def _record(self, row: list[str], places: list[tuple[str, int]]) -> Mapping[str, Any]:
-        record: dict[str, Any] = {name: row[place] for name, place in places}
-        if self.labels and not record[self.labels].strip():
-            record[self.labels] = []
+        record: dict[str, Any] = {name: row[self.names.index(name)] for name in text.columns}
+        if text.label_field and not record[text.label_field].strip():
+            record[text.label_field] = []  # an empty cell has no labels
         return record
 
     def _other_length(self, row: list[str]) -> str:
@@ -204,10 +188,8 @@ class _Table:
     first: list[str] | None
 
 
-def recognises(path: Path, head: bytes) -> bool:
+def recognises(head: bytes) -> bool:
     """A header of names, none of them a number, and rows of as many columns; or a name that `jsonl` knows as a field."""
-    if path.is_dir():
-        return False
     text = head.decode("utf-8-sig", "replace")
     if len(head) >= HEAD:
         text = text.rpartition("\n")[0]
@@ -254,7 +236,6 @@ def _table(file: TextFile, options: ConvertOptions) -> _Table:
     quote = _QUOTE if options.quote is None else options.quote
     size = HEAD
     while True:
-        bom_length(file.name, file.head(4))
         head = file.head(size)
         whole = len(head) < size
         text = head if whole else head[: head.rfind(b"\n") + 1]
@@ -309,41 +290,22 @@ def _cuts(path: Path, dialect: Dialect, first: int, size: int) -> list[int]:
 
 def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> RecordsSource:
     """Files of CSV as one set. Raises InputError where a header shows no columns of text and labels, or differs."""
-    tables, sizes, overhead = [], [], 0
+    tables: list[_Table] = []
+    files: list[TextInput] = []
     for path in paths:
-        file = TextRange(path).open(Buffers())
-        try:
+        with looked_at(path) as file:
             tables.append(_table(file, options))
-            overhead = max(overhead, file.decompressor_bytes)
-            sizes.append(file.size if file.plain else None)
-        except BaseException:
-            file.close()
-            raise
-        file.leave()
+            files.append(TextInput.of(path, file))
         if set(tables[-1].names) != set(tables[0].names):
             raise InputError(
                 f"{name_of(path)}:1: its columns are not those of {name_of(paths[0])}: files of one set have the same"
             )
     first = next((table for table in tables if table.first is not None), tables[0])
     row = dict(zip(first.names, first.first or [""] * len(first.names), strict=True))
-    identity = [file_identity(path) for path in paths]
-    identity += [[table.dialect.delimiter, table.dialect.quote] for table in tables]
-    alone = not all(path.is_file() for path in paths)
-    largest = None if None in sizes else max(size or 0 for size in sizes)
-
-    def source(wanted: tuple[str, ...], labels: str) -> RecordsSource:
-        records: list[CsvRows] = []
-        for path, table, size in zip(paths, tables, sizes, strict=True):
-
-            def cut(begin: int, size: int, path: Path = path, table: _Table = table) -> list[int]:
-                return _cuts(path, table.dialect, begin, size)
-
-            parts = ranges(path, 0, size, cut) if wanted else []
-            records += [
-                CsvRows(text, table.dialect, table.names, wanted, labels, options.header and text.start == 0)
-                for text in parts
-            ]
-        return RecordsSource(Input("CSV", paths, records, row, identity, largest, alone, overhead), options, like)
-
-    text = source((), "").text  # which tells the columns to read
-    return source(text.columns, text.label_field or "")
+    records = [
+        CsvRows(text, table.dialect, table.names, options.header and text.start == 0)
+        for file, table in zip(files, tables, strict=True)
+        for text in ranges(file.path, 0, file.size, partial(_cuts, file.path, table.dialect))
+    ]
+    dialects = [[table.dialect.delimiter, table.dialect.quote] for table in tables]
+    return RecordsSource(text_records("CSV", files, records, row, dialects), options, like)

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.matrices.arrays import Stream
-from xmc_stream.convert.matrices.memory import RowStream
 from xmc_stream.errors import InputError
 
 
@@ -159,26 +157,11 @@ def _plain(value: Any) -> Any:
         return None
 
 
-@dataclass(frozen=True)
-class FrameArray:
-    """The numbers of some columns by rows, as `matrices.arrays.Array` has those of a file."""
-
-    columns: tuple[Column, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def n_items(self) -> int:
-        """Of all rows."""
-        return self.columns[0].n_rows * len(self.columns)
-
-    def stream(self, start: int, stop: int) -> Stream:
-        """Items [start, stop), which are whole rows."""
-        return RowStream(self._rows, start, len(self.columns))
-
-    def _rows(self, start: int, stop: int) -> NDArray[Any]:
-        found = []
-        for column in self.columns:
-            if column.numbers is not None:  # as all have them
-                values = column.numbers(column.part(start, stop))
-                found.append(values.astype(np.float64) if values.dtype.kind == "O" else values)
-        return np.stack(found, axis=1)
+def numbers_of(columns: Sequence[Column], start: int, stop: int) -> NDArray[Any]:
+    """Rows [start, stop) of columns that all have numbers, as an array."""
+    found = []
+    for column in columns:
+        assert column.numbers is not None
+        values = column.numbers(column.part(start, stop))
+        found.append(values.astype(np.float64) if values.dtype.kind == "O" else values)
+    return np.stack(found, axis=1)

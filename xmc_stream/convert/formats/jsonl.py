@@ -14,18 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.formats.texts import TextInput, looked_at, text_records
 from xmc_stream.convert.kernels.jsonlines import read_objects
-from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, file_identity, place_of, ranges
-from xmc_stream.convert.options import ConvertOptions, Like
+from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, place_of
+from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.tfidf.block import LINES, Block, Record
-from xmc_stream.convert.tfidf.records import Input, RecordsSource
+from xmc_stream.convert.tfidf.records import RecordsSource
 from xmc_stream.errors import InputError
 
 _WINDOW = 2**20  # bytes of lines at hand
 _LONGEST_FIRST = 2**24  # bytes of the line that shows the fields
 
 
-def recognises(path: Path, head: bytes) -> bool:
+def recognises(head: bytes) -> bool:
     """Whether a text begins like an object, or like an array of them (which is refused with what to do)."""
     begin = head.lstrip()
     if begin[:1] == b"[":
@@ -39,13 +40,13 @@ class JsonLines:
 
     text: TextRange
 
-    def read(self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]) -> Iterator[Block]:
+    def read(self, longest: int, notes: dict[str, Any], text: TextOptions) -> Iterator[Block]:
         """The lines, numbered in the range from 1."""
-        names = [field.encode("utf-8", "surrogatepass") for field in fields]
+        names = [field.encode("utf-8", "surrogatepass") for field in text.columns]
         wanted = np.frombuffer(bytearray(b"".join(names)) or bytearray(1), np.uint8)
         ends = np.cumsum([0, *map(len, names)])
         begins, status = np.empty(LINES + 1, np.int64), np.empty(LINES, np.uint8)
-        places = np.empty((LINES, len(fields), 3), np.int32)
+        places = np.empty((LINES, len(names), 3), np.int32)
         with self.text.open(Buffers(min(_WINDOW, longest), longest)) as file:
             for window in file.windows():
                 notes["bytes_read"] = file.bytes_read
@@ -53,8 +54,8 @@ class JsonLines:
                 while at < len(window):
                     n = read_objects(window, at, wanted, ends, begins, status, places)
 
-                    def record(i: int, text: NDArray[np.uint8] = window) -> Record:
-                        return _object(text[begins[i] : begins[i + 1] - 1].tobytes())
+                    def record(i: int, lines: NDArray[np.uint8] = window) -> Record:
+                        return _object(lines[begins[i] : begins[i + 1] - 1].tobytes())
 
                     numbers = np.arange(file.n_lines + 1, file.n_lines + n + 1)
                     yield Block(numbers, window, status[:n], places[:n], False, record)
@@ -95,24 +96,13 @@ def _object(line: bytes) -> Record:
 
 def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> RecordsSource:
     """Files of JSONL as one set. Raises InputError where the first line shows no fields of text and labels."""
-    records = []
-    overhead, first, sizes = 0, None, []
+    files, first = [], None
     for path in paths:
-        file = TextRange(path).open(Buffers())
-        try:
+        with looked_at(path) as file:
             first = first or _first(file, options)
-            overhead = max(overhead, file.decompressor_bytes)
-            size = file.size if file.plain else None
-        except BaseException:
-            file.close()
-            raise
-        file.leave()
-        sizes.append(size)
-        records += [JsonLines(text) for text in ranges(path, 0, size)]
-    identity = [file_identity(path) for path in paths]
-    alone = not all(path.is_file() for path in paths)
-    largest = None if None in sizes else max(size or 0 for size in sizes)
-    return RecordsSource(Input("JSONL", paths, records, first or {}, identity, largest, alone, overhead), options, like)
+            files.append(TextInput.of(path, file))
+    records = [JsonLines(text) for file in files for text in file.ranges()]
+    return RecordsSource(text_records("JSONL", files, records, first or {}), options, like)
 
 
 def _first(file: TextFile, options: ConvertOptions) -> Mapping[str, Any]:

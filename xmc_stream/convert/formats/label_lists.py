@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.convert.formats.frames import Column
-from xmc_stream.convert.formats.scipy_matrices import MemorySide
+from xmc_stream.convert.formats.string_classes import ids_by_name
+from xmc_stream.convert.matrices.sides import Side
+from xmc_stream.convert.matrices.whole import in_memory
 from xmc_stream.convert.messages import shown_text
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
 from xmc_stream.convert.tfidf.counting import BadRowError, label_base, labels_in
 from xmc_stream.errors import InputError
-from xmc_stream.store.names import NamedIds, open_names
 
+LISTS = "lists of labels"  # the kind of such a side
 _BATCH = 2**12
 
 
-@dataclass(frozen=True)
-class ListedLabels(MemorySide):
-    """Y. labels: the names of all labels, None where they are ids, or those of `like`."""
-
-    labels: list[str] | None = None
-
-
-def listed_side(column: Column, name: str, options: ConvertOptions, like: Like | None) -> ListedLabels:
+def listed_side(column: Column, name: str, options: ConvertOptions, like: Like | None) -> Side:
     """Y of a column. name: what messages call it. Raises InputError for what is no label, naming the row."""
     from scipy.sparse import csr_matrix
 
@@ -63,28 +56,21 @@ def listed_side(column: Column, name: str, options: ConvertOptions, like: Like |
         raise InputError(f"{name} has the label {ids.min()}: ids of labels count from 0")
     n_columns = n_columns or max(int(ids.max(initial=-1)) + 1, options.n_labels or 0, like.n_labels if like else 0)
     matrix = csr_matrix((np.ones(len(ids), np.float32), ids, indptr), shape=(column.n_rows, n_columns))
-    return ListedLabels(name, matrix, column.n_rows, n_columns, len(ids), 0, "lists of labels", labels=names)
+    return replace(in_memory(matrix, name), kind=LISTS, labels=names)
 
 
 def _numbered(
     numbers: dict[str, int], like: Like | None, drop: bool, name: str
 ) -> tuple[NDArray[np.int64], int, list[str] | None]:
     """The label of each number, -1 for none; how many labels there are, and their names where those are new."""
-    order: Sequence[str] = sorted(numbers, key=str.encode)
+    order = sorted(numbers, key=str.encode)
     known = np.empty(len(numbers), np.int64)
     places = [numbers[one] for one in order]
     if like is None:
         known[places] = np.arange(len(order))
-        return known, len(order), list(order)
-    names = open_names(like.path, "labels")
-    if names is None:
-        raise InputError(f"{name} has names of labels, and {like.name} has ids: give ids here too")
-    try:
-        ids: Any = NamedIds(names).find(order)
-    except LookupError as error:
-        raise InputError(f"{like.name}: {error.args[0]}: make the names unique first") from None
-    known[places] = ids
-    if not drop and (known < 0).any():
+        return known, len(order), order
+    known[places] = ids = ids_by_name(like, "labels", order, name)
+    if not drop and (ids < 0).any():
         unseen = order[int(np.argmin(ids))]
         raise InputError(
             f"{name}: label {shown_text(unseen)} does not occur in {like.name}: " + flags.UNSEEN_DROP + " leaves it out"

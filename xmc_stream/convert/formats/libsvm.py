@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from xmc_stream import flags
-from xmc_stream.convert.lines.files import HEAD, NO_TEXT, Buffers, TextRange, file_identity, forget, ranges
-from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, LinesPart, attributes_of, bom_length
+from xmc_stream.convert.formats.texts import LinesSource, TextInput, looked_at, most_entries
+from xmc_stream.convert.lines.files import HEAD, TextRange
+from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, LinesPart, attributes_of
 from xmc_stream.convert.options import ConvertOptions, Like, of_labels
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
@@ -29,7 +26,7 @@ _LABELS = re.compile(_NUMBER + rb"(?:," + _NUMBER + rb")*")
 _FEATURE = re.compile(rb"(?:\d+|qid):[-+.\w]+")
 
 
-def recognises(path: Path, head: bytes) -> bool:
+def recognises(head: bytes) -> bool:
     """True for a text whose first lines are labels and features, up to the first that has features.
 
     Those that are no ids of classes, as -1 and 0.5, and queries are known too: reading says what is to be done.
@@ -50,28 +47,7 @@ def recognises(path: Path, head: bytes) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class _Input:
-    """A file. size: of a plain one, else None."""
-
-    path: Path
-    name: str
-    size: int | None
-    decompressor_bytes: int
-    compression: str
-
-    @classmethod
-    def of(cls, path: Path) -> _Input:
-        """Look at a file. Raises InputError where it cannot be read, or is UTF-16."""
-        text = TextRange(path).open(Buffers())
-        try:
-            bom_length(text.name, text.head(HEAD))
-        finally:
-            text.leave()
-        return cls(path, text.name, text.size if text.plain else None, text.decompressor_bytes, text.compression)
-
-
-class LibsvmText:
+class LibsvmText(LinesSource):
     """One set in one or several texts.
 
     options.base: of the ids of features; n_features, n_labels: D and K. like: all of them, unless options say otherwise.
@@ -84,13 +60,16 @@ class LibsvmText:
                 f"{paths[0]}:1: without a header 'N D' this is libsvm text, which holds its labels itself: leave out "
                 "labels, or write the header"
             )
+        files = []
+        for path in paths:
+            with looked_at(path) as file:
+                files.append(TextInput.of(path, file))
+        super().__init__("libsvm text", {"XY": files})
+        kept = of_labels(like)
         self.n_features = _size(flags.FEATURES, options.n_features, like.n_features if like else None)
-        self.n_labels = _size(
-            flags.LABELS_COUNT, options.n_labels, kept.n_labels if (kept := of_labels(like)) else None
-        )
+        self.n_labels = _size(flags.LABELS_COUNT, options.n_labels, kept.n_labels if kept else None)
         self._like = like
         self._unlabelled = options.unlabelled
-        self._files = files = [_Input.of(path) for path in paths]
         self._dialect = Dialect(
             libsvm=True,
             x_base=options.base if options.base is not None or like is None else like.base,
@@ -99,49 +78,21 @@ class LibsvmText:
             sum_duplicates=options.sum_duplicates,
             drop_unseen=options.drop_unseen,
         )
-        kinds = ", ".join(dict.fromkeys(file.compression for file in files if file.compression))
-        self.attributes: dict[str, Any] = {
-            "source": [path.name for path in paths] if len(paths) > 1 else paths[0].name,
-            "source_format": "libsvm text" + (f", {kinds}" if kinds else ""),
-        }
-        self.files = list(paths)
-        self.identity = {"files": [file_identity(path) for path in paths]}
-        self.alone = not all(path.is_file() for path in paths)
-        self.overhead = {
-            f"decompression of {file.name}": file.decompressor_bytes for file in files if file.decompressor_bytes
-        }
-        self.n_samples: int | None = None
-        most = None if any(file.size is None for file in files) else sum(file.size or 0 for file in files)
-        self.x_entries = None if most is None else most // 4 + len(files)  # "0:1 "
-        self.y_entries = None if most is None else most // 2 + len(files)  # "0,"
-        self.bytes_in = 0 if self.alone else sum(path.stat().st_size for path in paths)
-        self._buffers = Buffers()
+        self.x_entries = most_entries(files, 4)  # "0:1 "
+        self.y_entries = most_entries(files, 2)  # "0,"
 
-    def _part(self, text: TextRange) -> LinesPart:
+    def _part(self, side: str, text: TextRange) -> LinesPart:
         bounds = tuple(UNKNOWN if size is None else size for size in (self.n_features, self.n_labels))
         return LinesPart(text, self._buffers, ("X", "Y"), bounds, self._like, self._dialect, self._unlabelled)
 
-    def load_kernels(self) -> None:
-        """Compile or load the parser."""
-        for _ in self._part(NO_TEXT).parser("").blocks(np.zeros(0, np.uint8)):
-            pass
-
-    def fit(self, room: int) -> int:
-        """Choose the sizes of windows of text for `room` bytes; returns what a window and its rows take at most."""
-        sizes = [file.size for file in self._files]
-        largest = None if None in sizes else max(size or 0 for size in sizes)
-        per_byte = self._part(NO_TEXT).parser("").bytes_per_byte
-        self._buffers, taken = Buffers.fitting(room, per_byte, largest)
-        return taken
-
     def parts(self) -> list[Part]:
-        """Byte ranges of plain files; a compressed one and a pipe are one part."""
-        return [self._part(text) for file in self._files for text in ranges(file.path, 0, file.size)]
+        """Byte ranges of the files."""
+        return [self._part("XY", text) for file in self._files["XY"] for text in file.ranges()]
 
     def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
         """Bases and sizes, by the ids of all parts."""
         yield from ()
-        names = [file.name for file in self._files for _ in ranges(file.path, 0, file.size)]
+        names = [file.name for file in self._files["XY"] for _ in file.ranges()]
         read = list(zip(names, [part.notes for part in parts], strict=True))
         n_rows = sum(notes["rows"] for _, notes in read)
         if not n_rows:
@@ -161,15 +112,6 @@ class LibsvmText:
             y_base,
             attributes={"base": x_base, "label_base": y_base, **attributes_of(read)},
         )
-
-    def close(self) -> None:
-        """Close pipes that were not read."""
-        forget(file.path for file in self._files)
-
-
-def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> LibsvmText:
-    """The set in these files."""
-    return LibsvmText(paths, options, like)
 
 
 def _size(option: Wording, given: int | None, taken_over: int | None) -> int | None:
@@ -199,3 +141,6 @@ def _decided(kind: str, ids: list[list[int] | None], base: int | None, size: int
             + f" {size}, as {kind} ids count from 0: one of them is 0"
         )
     return base, most + 1 - base if size is None else size
+
+
+open_source = LibsvmText  # the set in some files

@@ -5,22 +5,22 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xmc_stream import flags
-from xmc_stream.convert.formats.frames import Column, Frame, FrameArray, column_of, frame_of, indicated
-from xmc_stream.convert.formats.label_lists import ListedLabels, listed_side
-from xmc_stream.convert.formats.matrix_files import NamedMatrices
-from xmc_stream.convert.formats.scipy_matrices import in_memory
+from xmc_stream.convert.formats.frames import Column, Frame, column_of, frame_of, indicated, numbers_of
+from xmc_stream.convert.formats.label_lists import LISTS, listed_side
 from xmc_stream.convert.formats.string_classes import string_classes, with_names
-from xmc_stream.convert.matrices.arrays import ClassSide, DenseSide
-from xmc_stream.convert.matrices.memory import MemoryArray, dense_side
-from xmc_stream.convert.matrices.sides import NoLabels, Side
-from xmc_stream.convert.matrices.whole import as_csr
-from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
+from xmc_stream.convert.matrices.arrays import classes, dense
+from xmc_stream.convert.matrices.memory import dense_side, memory_array, row_array
+from xmc_stream.convert.matrices.sides import Side, no_labels
+from xmc_stream.convert.matrices.source import Matrices
+from xmc_stream.convert.matrices.whole import as_csr, in_memory
+from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, refuse_idle
 from xmc_stream.convert.source import Source
 from xmc_stream.convert.tfidf.block import Record
 from xmc_stream.convert.tfidf.fields import LABEL_FIELDS
@@ -30,54 +30,46 @@ from xmc_stream.system.memory import format_size
 
 _BATCH = 256  # rows of text at hand
 _PART = 2**18  # rows of text of a part
-_SPARSE = "scipy matrix"
 
 
 def open_memory(X: Any, options: ConvertOptions, like: Like | None) -> Source:
     """X, with labels of `options` or in a column of its own. Raises InputError for what is no set of samples."""
     if isinstance(X, np.ma.MaskedArray):
         raise InputError("X is a masked array: fill what is masked")
-    if options.unlabelled and options.labels is not None:
-        raise InputError("labels are given, and are to be left out: leave out one of them")
+    if options.labels is not None and (options.unlabelled or (options.text_options or TextOptions()).label_field):
+        raise InputError(
+            "labels are given, and a column of labels is named or they are to be left out: leave out one of them"
+        )
     if frame := frame_of(X):
         return _of_frame(frame, options, like)
     column = column_of(X)
     if column is not None and column.numbers is None and _are_texts(column):
         return _of_texts(column, options, like)
-    matrix = _two_dimensions(X) if column is not None or not hasattr(X, "tocsr") else X
-    return open_matrices(matrix, options.labels, replace(options, labels=None), like)
+    if hasattr(X, "tocsr"):
+        return _joined(in_memory(X, "X"), options, like)
+    matrix = _two_dimensions(X)
+    if matrix.shape[1] == 0:
+        raise InputError(f"X has the shape {matrix.shape}, without columns: there is nothing to convert")
+    return _joined(dense_side(matrix, "X"), options, like)
 
 
-def open_matrices(X: Any, Y: Any, options: ConvertOptions, like: Like | None) -> NamedMatrices:
-    """X (N x D) and Y, its labels, in memory: see `xmc_stream.convert`. Raises InputError."""
-    x = _features(X)
+def _joined(x: Side, options: ConvertOptions, like: Like | None, y: Side | None = None) -> Matrices:
+    """X and Y, which is that of `options` if none is given."""
     if options.unlabelled:
-        y: Side = NoLabels(x.name, x.kind, x.n_rows)
-    elif Y is None:
-        raise InputError("features were given as a matrix and labels were not: give Y as labels=")
-    else:
-        y = label_side(Y, options, like)
-    return _joined(x, y, options, like)
-
-
-def _joined(x: Side, y: Side, options: ConvertOptions, like: Like | None) -> NamedMatrices:
-    if isinstance(y, ListedLabels):  # which were read as `text` says
-        options = replace(options, text=None)
-    source = NamedMatrices([x], with_names([y], like, options.drop_unseen), replace(options, label=None), like)
+        y = no_labels(x)
+    elif y is None:
+        if options.labels is None:
+            raise InputError("features were given as a matrix and labels were not: give Y as labels=")
+        y = label_side(options.labels, options, like)
+    options = replace(options, labels=None, label=None)
+    # of lists of labels, the options of text have said how they are read
+    refuse_idle(x.name, "a matrix", replace(options, text=None) if y.kind == LISTS else options)
+    source = Matrices([x], with_names([y], like, options.drop_unseen), options, like)
     source.alone = True
-    kind = "scipy matrices" if x.kind == _SPARSE else x.kind
+    kind = "scipy matrices" if x.kind == "scipy matrix" else x.kind
     source.attributes = {"source": kind, "source_format": kind}
     source.identity["matrices"] = uuid.uuid4().hex  # nothing tells others like them from these in a later process
     return source
-
-
-def _features(X: Any) -> Side:
-    if hasattr(X, "tocsr"):
-        return in_memory(X, "X")
-    array = np.asarray(X)
-    if array.shape[1] == 0:
-        raise InputError(f"X has the shape {array.shape}, without columns: there is nothing to convert")
-    return dense_side(array, "X")
 
 
 def _two_dimensions(X: Any) -> Any:
@@ -101,9 +93,9 @@ def label_side(Y: Any, options: ConvertOptions, like: Like | None) -> Side:
     if isinstance(Y, np.ndarray):
         flat: Any = Y.reshape(-1) if Y.ndim == 2 and Y.shape[1:] == (1,) else Y
         if flat.ndim == 1 and flat.dtype.kind in "iu":
-            return ClassSide("Y", "class ids", (), MemoryArray(flat))
+            return classes("Y", "class ids", (), memory_array(flat))
         if flat.ndim == 1 and flat.dtype.kind in "US":
-            return string_classes("Y", "class names", (), MemoryArray(flat))
+            return string_classes("Y", "class names", (), memory_array(flat))
         if flat.ndim == 2:
             return dense_side(flat, "Y")
         Y = flat
@@ -121,12 +113,7 @@ def _array_of(frame: Frame) -> Any:
         raise InputError(
             "labels are a frame with columns that are no numbers: give an indicator (N x K), or one column"
         )
-    return (
-        FrameArray(columns, np.dtype(np.float64))
-        .stream(0, 0)
-        .take(frame.n_rows * len(columns))
-        .reshape(frame.n_rows, -1)
-    )
+    return numbers_of(columns, 0, frame.n_rows)
 
 
 def _are_texts(column: Column) -> bool:
@@ -146,16 +133,13 @@ def _of_frame(frame: Frame, options: ConvertOptions, like: Like | None) -> Sourc
     if fields or not features or any(column.numbers is None for column in features.values()):
         return _of_records(frame, "frame", options, like)
     columns = tuple(features.values())
-    x = DenseSide("X", "frame", (), frame.n_rows, len(columns), FrameArray(columns, np.dtype(np.float64)))
-    if options.unlabelled:
-        return _joined(x, NoLabels(x.name, x.kind, x.n_rows), options, like)
-    if options.labels is not None:
-        if label is not None:
-            raise InputError("labels are given, and a column of labels is named: leave out one of them")
-        return _joined(x, label_side(options.labels, options, like), replace(options, labels=None), like)
+    array = row_array(partial(numbers_of, columns), frame.n_rows, len(columns), np.float64)
+    x = dense("X", "frame", (), frame.n_rows, len(columns), array)
+    if options.unlabelled or options.labels is not None:
+        return _joined(x, options, like)
     if label is None or label not in frame.columns:
         raise InputError(f"the frame has no column {label or 'of labels'!r}: name it by label=, or give labels=")
-    return _joined(x, listed_side(frame.columns[label], label, options, like), options, like)
+    return _joined(x, options, like, listed_side(frame.columns[label], label, options, like))
 
 
 def _of_texts(column: Column, options: ConvertOptions, like: Like | None) -> Source:
@@ -172,8 +156,6 @@ def _of_texts(column: Column, options: ConvertOptions, like: Like | None) -> Sou
 def _of_records(frame: Frame, name: str, options: ConvertOptions, like: Like | None) -> RecordsSource:
     """Raw text in columns, as a file of Parquet has them; labels of their own are one more column."""
     if options.labels is not None:
-        if options.text_options and options.text_options.label_field:
-            raise InputError("labels are given, and a column of labels is named: leave out one of them")
         labels, n_labels = _label_column(options.labels)
         if labels.n_rows != frame.n_rows:
             raise InputError(f"there are {frame.n_rows} texts and labels of {labels.n_rows}: they must be as many")
@@ -211,10 +193,10 @@ class MemoryRecords:
     start: int
     stop: int
 
-    def read(self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+    def read(self, longest: int, notes: dict[str, Any], text: TextOptions) -> Iterator[tuple[int, Record]]:
         """Number and row."""
         notes["bytes_read"] = 0
-        columns = [self.frame.columns[field] for field in fields]
+        columns = [self.frame.columns[field] for field in text.columns]
         for start in range(self.start, self.stop, _BATCH):
             stop = min(start + _BATCH, self.stop)
             found = [column.objects(start, stop) for column in columns]
@@ -225,7 +207,7 @@ class MemoryRecords:
                     f"limit leaves {format_size(longest * 4)}: raise " + flags.MEMORY_LIMIT
                 )
             for number, values in enumerate(zip(*found, strict=True), start):
-                yield number, dict(zip(fields, values, strict=True))
+                yield number, dict(zip(text.columns, values, strict=True))
 
     def load_kernels(self) -> None:
         """There are none."""

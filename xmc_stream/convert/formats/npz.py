@@ -3,7 +3,7 @@
 Files of numpy.savez too: a dense matrix, and beside it labels as a matrix or as the class of each row.
 
 Stored (uncompressed) arrays are read by ranges like files of their own, deflated ones as streams. Their checksums are
-compared either way. A matrix of another format is loaded whole, and made CSR.
+compared either way, those of stored ones when all rows are read. A matrix of another format is loaded whole, and made CSR.
 """
 
 from __future__ import annotations
@@ -12,54 +12,29 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.formats.numpy_arrays import (
-    FileArray,
-    Head,
-    check_classes,
-    check_dense,
-    read_head,
-)
-from xmc_stream.convert.formats.string_classes import string_classes
-from xmc_stream.convert.matrices.arrays import (
-    Array,
-    ClassSide,
-    CSRSide,
-    DenseSide,
-    Stream,
-    check_file,
-    check_real,
-    csr_reader,
-)
+from xmc_stream.convert.formats.numpy_arrays import Head, file_array, read_head, side_of
+from xmc_stream.convert.matrices.arrays import Array, Take, check_file, check_real, csr_side
 from xmc_stream.convert.matrices.sides import Side
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
 from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError
 from xmc_stream.system.files import regular
 
-_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the second of an empty zip file
 _FORMATS = ("csr", "csc", "coo", "bsr", "dia")  # that save_npz writes
+_CSR = ("indptr", "indices", "data")
 _INDICES = ("indptr", "indices", "row", "col", "offsets")  # scipy would cut them to integers
 _FEATURES = ("X", "x", "features", "embeddings")  # names of dense arrays, where there are several
 _LABELS = ("y", "Y", "labels", "classes")
-_LARGEST_DIRECTORY = 2**20
-_END, _END64 = (b"PK\x05\x06", "<12xL"), (b"PK\x06\x06", "<40xQ")  # records that tell a directory's size, and where
 _STEP = 2**20  # bytes inflated at a time
-_REVERSED_POLYNOMIAL = 0xEDB88320  # of CRC-32
-
-
-def recognises(path: Path, head: bytes) -> bool:
-    """A zip file, whatever its name."""
-    return head.startswith(_MAGIC)
 
 
 @dataclass(frozen=True)
@@ -71,100 +46,45 @@ class _Member:
     offset: int | None
 
 
-@dataclass(frozen=True)
-class _ZipArray:
-    """A deflated array, read from its beginning on."""
-
-    path: str
-    member: str
-    skip: int
-    dtype: np.dtype[Any]
-    n_items: int
-
-    def stream(self, start: int, stop: int) -> Stream:
-        """The items; start is 0."""
-        return _ZipStream(self)
-
-
-class _ZipStream:
-    def __init__(self, array: _ZipArray) -> None:
-        self._array = array
-        with _reading(array.path), ExitStack() as opened:
-            archive = opened.enter_context(zipfile.ZipFile(array.path))
-            self._file = opened.enter_context(archive.open(array.member))
-            self._file.read(array.skip)
-            self._opened = opened.pop_all()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._opened.close()
-
-    def take(self, n: int) -> NDArray[Any]:
-        items = np.empty(n, self._array.dtype)
-        view = memoryview(items.view(np.uint8))  # type: ignore[arg-type]
-        with _reading(self._array.path):
-            while view.nbytes:
-                content = self._file.read(min(_STEP, view.nbytes))
-                if not content:
-                    raise EOFError("it ends early")
-                view[: len(content)] = content
-                view = view[len(content) :]
-        return items
-
-    def finish(self) -> list[int]:
-        """The checksum is compared by the zip file's reader when it reaches the end."""
-        with _reading(self._array.path):
-            while self._file.read(_STEP):
-                pass
-        return []
-
-
-class NpzSide(CSRSide):
-    """A CSR matrix in a zip file."""
-
-    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Compare the checksums of stored arrays. Raises InputError."""
-        _compare_sums(self.name, ("indptr", "indices", "data"), notes)
-
-
-@dataclass(frozen=True)
-class NpzDense(DenseSide):
-    """A dense matrix in a zip file. member: its name there."""
-
-    member: str = ""
-
-    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Compare the checksum of a stored array. Raises InputError."""
-        _compare_sums(self.name, (self.member,), notes)
-
-
-@dataclass(frozen=True)
-class NpzClasses(ClassSide):
-    """The class of each row in a zip file. member: its name there."""
-
-    member: str = ""
-
-    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Compare the checksum of a stored array. Raises InputError."""
-        _compare_sums(self.name, (self.member,), notes)
-
-
-def _compare_sums(path: str, names: Sequence[str], notes: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the checksums of stored arrays, joined from those of the parts. Raises InputError."""
-    if not notes or "checksums" not in notes[0]:
-        return
+@contextmanager
+def _items(path: str, member: str, skip: int, dtype: np.dtype[Any], start: int, stop: int) -> Iterator[Take]:
+    """A deflated array from its beginning on; its checksum is compared at its end."""
     with _reading(path):
-        members = _members(Path(path))
-        for place, name in enumerate(names):
-            crc = members[name].head.crc
-            for part in notes:
-                crc = _joined(crc, *part["checksums"][place])
-            if crc != members[name].info.CRC:
-                raise ValueError(f"Bad CRC-32 of {name}.npy")
+        archive = zipfile.ZipFile(path)
+    with archive:
+        with _reading(path):
+            file = archive.open(member)
+            file.read(skip)
+
+        def take(n: int) -> NDArray[Any]:
+            items = np.empty(n, dtype)
+            view = memoryview(items.view(np.uint8))  # type: ignore[arg-type]
+            with _reading(path):
+                while view.nbytes:
+                    content = file.read(min(_STEP, view.nbytes))
+                    if not content:
+                        raise EOFError("it ends early")
+                    view[: len(content)] = content
+                    view = view[len(content) :]
+            return items
+
+        yield take
+        with _reading(path):
+            _read_on(file)
+
+
+def _read_on(file: IO[bytes]) -> None:
+    """Read an array to its end, where zipfile compares its checksum."""
+    while file.read(_STEP):
+        pass
+
+
+def _compare(path: Path, name: str, members: Sequence[str]) -> None:
+    """Compare the checksums of arrays that were read by ranges. Raises InputError."""
+    with _reading(name), zipfile.ZipFile(path) as archive:
+        for member in members:
+            with archive.open(f"{member}.npy") as file:
+                _read_on(file)
 
 
 def has_labels(path: Path) -> bool:
@@ -186,18 +106,9 @@ def _dense(path: Path, members: Mapping[str, _Member], labels: bool) -> Side:
     if len(names) != 1:
         wanted = f"labels {_LABELS[0]}" if labels else f"features {_FEATURES[0]}"
         raise ValueError(f"it has the arrays {', '.join(sorted(members)) or '(none)'}: call that of the {wanted}")
-    name, (member,) = str(path), names
-    head = members[member].head
-    stored = members[member].offset is not None
-    array = _array(path, members[member], stored)
-    kind = f"npz array {member}"
-    if labels and head.is_vector:
-        if head.dtype.kind in "US":
-            return string_classes(name, kind, (path,), _array(path, members[member], stored=False))
-        check_classes(head, f"{name}: {member}")
-        return NpzClasses(name, kind, (path,), array, divisible=stored, member=member)
-    check_dense(head, f"{name}: {member}")
-    return NpzDense(name, kind, (path,), head.shape[0], head.shape[1], array, divisible=stored, member=member)
+    head, kinds = members[names[0]].head, [f"npz array {names[0]}"] * 3
+    arrays, ways = _arrays(path, members, names)
+    return side_of(f"{path}: {names[0]}", kinds, path, head, arrays[0], labels, **ways)
 
 
 def open_side(path: Path, labels: bool = False) -> Side:
@@ -224,20 +135,19 @@ def open_side(path: Path, labels: bool = False) -> Side:
             if key in heads and heads[key].dtype.kind not in "iu":
                 raise ValueError(f"{key} of type {heads[key].dtype}")
         if kind == "csr":
-            for key in ("indptr", "indices", "data"):
+            for key in _CSR:
                 if key not in heads or len(heads[key].shape) != 1:
                     raise ValueError(f"no one-dimensional array {key}")
-            stored = all(members[key].offset is not None for key in ("indptr", "indices", "data"))
-            arrays = [_array(path, members[key], stored) for key in ("indptr", "indices", "data")]
-            reader = csr_reader(name, arrays[0], arrays[1], arrays[2], n_rows)
-            return NpzSide(name, "scipy npz", (path,), n_columns, reader, stored)
+            arrays, ways = _arrays(path, members, _CSR)
+            return csr_side(name, "scipy npz", (path,), (n_rows, n_columns), *arrays, **ways)
     entries, dtype = heads["data"].n_items, heads["data"].dtype
     load_bytes = sum(head.n_items * head.dtype.itemsize for head in heads.values())
     # scipy may turn indices of int64 into int32 when it puts the arrays together
     load_bytes += sum(4 * head.n_items for array, head in heads.items() if array != "data")
     load_bytes += csr_bytes(entries, dtype, n_rows)
     load = partial(_load, path.absolute(), name)
-    return WholeSide(name, f"scipy npz ({kind})", (path,), n_rows, n_columns, entries, load_bytes, load)
+    kind = f"scipy npz ({kind})"
+    return WholeSide(name, kind, (path,), n_rows, n_columns, entries, load, load_bytes=load_bytes)
 
 
 def _load(path: Path, name: str) -> Any:
@@ -252,35 +162,18 @@ def _members(path: Path) -> dict[str, _Member]:
     """The arrays in the zip file, by name. Raises ValueError where it is not one of NumPy's."""
     members: dict[str, _Member] = {}
     check_file(path)
-    with open(path, "rb", opener=regular) as raw:
-        if _directory_size(raw) > _LARGEST_DIRECTORY:
-            raise ValueError("more files in it than a matrix has")
-        raw.seek(0)
-        with zipfile.ZipFile(raw) as archive:
-            for info in archive.infolist():
-                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise ValueError(f"compression {info.compress_type} of {info.filename}")
-                with archive.open(info) as file:
-                    head = read_head(file, info.file_size)
-                array = info.filename.removesuffix(".npy")
-                if array in members:
-                    raise ValueError(f"{info.filename} stands in it twice")
-                offset = _data_offset(raw, info) if info.compress_type == zipfile.ZIP_STORED else None
-                members[array] = _Member(head, info, offset)
+    with open(path, "rb", opener=regular) as raw, zipfile.ZipFile(raw) as archive:
+        for info in archive.infolist():
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"compression {info.compress_type} of {info.filename}")
+            with archive.open(info) as file:
+                head = read_head(file, info.file_size)
+            array = info.filename.removesuffix(".npy")
+            if array in members:
+                raise ValueError(f"{info.filename} stands in it twice")
+            offset = _data_offset(raw, info) if info.compress_type == zipfile.ZIP_STORED else None
+            members[array] = _Member(head, info, offset)
     return members
-
-
-def _directory_size(file: IO[bytes]) -> int:
-    """Bytes of a zip file's directory, which is read whole, as the records at the end promise."""
-    size = file.seek(0, 2)
-    file.seek(max(0, size - 2**16 - 200))
-    tail = file.read()
-    most = 0
-    for magic, form in (_END, _END64):
-        at = tail.rfind(magic)
-        if 0 <= at <= len(tail) - struct.calcsize(form):
-            most = max(most, int(struct.unpack_from(form, tail, at)[0]))
-    return most
 
 
 def _data_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
@@ -293,14 +186,21 @@ def _data_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
     return offset
 
 
-def _array(path: Path, member: _Member, stored: bool) -> Array:
-    """An array of one dimension that must fill its member; read as a stream unless all are stored."""
-    head, info = member.head, member.info
-    if head.n_bytes + head.n_items * head.dtype.itemsize != info.file_size:
-        raise ValueError(f"an array of shape {head.shape} and type {head.dtype} in {info.file_size} bytes")
-    if member.offset is None or not stored:
-        return _ZipArray(str(path.absolute()), info.filename, head.n_bytes, head.dtype, head.n_items)
-    return FileArray(str(path.absolute()), member.offset + head.n_bytes, head.dtype, head.n_items, summed=True)
+def _arrays(path: Path, members: Mapping[str, _Member], names: Sequence[str]) -> tuple[list[Array], dict[str, Any]]:
+    """Arrays that must fill their members, and how a side reads them: by ranges where all are stored, else as streams."""
+    stored = all(members[name].offset is not None for name in names)
+    arrays = []
+    for name in names:
+        head, info, offset = members[name].head, members[name].info, members[name].offset
+        if head.n_bytes + head.n_items * head.dtype.itemsize != info.file_size:
+            raise ValueError(f"an array of shape {head.shape} and type {head.dtype} in {info.file_size} bytes")
+        if stored and offset is not None:
+            arrays.append(file_array(path, offset + head.n_bytes, head))
+        else:
+            stream = partial(_items, str(path.absolute()), info.filename, head.n_bytes, head.dtype)
+            arrays.append(Array(head.n_items, head.dtype, stream))
+    check = partial(_compare, path.absolute(), str(path), names) if stored else None
+    return arrays, {"divisible": stored, "check": check}
 
 
 def _small(path: Path, member: _Member) -> NDArray[Any]:
@@ -331,24 +231,3 @@ def _reading(path: str | Path) -> Iterator[None]:
             f"{path} is not a sparse matrix of scipy.sparse.save_npz, and no dense array of numpy.savez ({one_line(error)}): "
             "save it again"
         ) from None
-
-
-def _joined(first: int, second: int, n_bytes: int) -> int:
-    """CRC-32 of two stretches of bytes from those of each, the second n_bytes long: first x^(8 n) + second mod P."""
-    factor, power = 1 << 31, 1 << 23  # x^0 and x^8: the highest bit is the lowest power
-    while n_bytes:
-        if n_bytes & 1:
-            factor = _product(factor, power)
-        power = _product(power, power)
-        n_bytes >>= 1
-    return _product(first, factor) ^ second
-
-
-def _product(a: int, b: int) -> int:
-    """a b mod P of polynomials over GF(2)."""
-    total = 0
-    for bit in range(31, -1, -1):
-        if a >> bit & 1:
-            total ^= b
-        b = b >> 1 ^ (_REVERSED_POLYNOMIAL if b & 1 else 0)
-    return total

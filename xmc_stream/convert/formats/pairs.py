@@ -1,4 +1,4 @@
-"""Filter files: lines `row label`, from zero, plain or gzip, of pairs that a set's evaluation leaves out.
+"""Filter files: lines `row label`, from zero, plain or compressed, of pairs that a set's evaluation leaves out.
 
 Sets whose labels are documents of the same kind as their samples come with one (filter_labels_test.txt): a document
 must not be predicted for itself. Files of the pairs whose labels are known (`observed`) look the same. Pairs may come in
@@ -7,25 +7,19 @@ any order and more than once; blank lines are skipped.
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.lines.files import stamps, unchanged
+from xmc_stream.convert.lines.files import numbered_lines, stamps, unchanged
 from xmc_stream.convert.messages import shown
 from xmc_stream.errors import InputError
-from xmc_stream.system.files import regular
 from xmc_stream.system.memory import MemoryLimit
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _LINE = re.compile(rb"[ \t]*(\d{1,18})[ \t]+(\d{1,18})[ \t]*\r?\n?")
 _LONGEST_LINE = 1000
 _PAIR_BYTES = 20  # of an array that grows, and its copy; later a mark and a copy without what comes twice
@@ -75,8 +69,9 @@ def _pairs(source: Path) -> Iterator[tuple[int, int, int]]:
             continue
         match = _LINE.fullmatch(line) if len(line) < _LONGEST_LINE else None
         if match is None:
-            said = shown(line.rstrip(b"\r\n"))
-            raise InputError(f"{source}:{number}: {said} is not a pair 'row label' of numbers from zero: correct it")
+            raise InputError(
+                f"{source}:{number}: {shown(line)} is not a pair 'row label' of numbers from zero: correct it"
+            )
         yield number, int(match[1]), int(match[2])
 
 
@@ -95,35 +90,3 @@ def _keys(source: Path, n_samples: int, n_labels: int, limit: MemoryLimit) -> ND
             limit.check({f"{source.name}": _PAIR_BYTES * (len(keys) + _STEP)}, "leaving out pairs", budget)
         keys.append(row * n_labels + label)
     return np.frombuffer(keys, np.int64)
-
-
-def numbered_lines(source: Path, longest: int) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each line of a text, plain or gzip; a longer one is cut. Raises InputError naming the line."""
-    number = 1
-    with _opened(source) as text:
-        while True:
-            try:
-                line = text.readline(longest)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                what = "end early" if isinstance(error, EOFError) else "are damaged"
-                raise InputError(f"{source}:{number}: the gzip data {what} here: fetch the file again") from None
-            except OSError as error:
-                raise InputError(f"{source} cannot be read ({error.strerror or error}): check the file") from None
-            if not line:
-                return
-            yield number, line
-            number += line.endswith(b"\n")
-
-
-@contextmanager
-def _opened(source: Path) -> Iterator[Any]:
-    try:
-        file = open(source, "rb", opener=regular)  # noqa: SIM115 (closed below)
-    except OSError as error:
-        raise InputError(f"{source} cannot be read ({error.strerror}): check the name") from None
-    with file:
-        if file.peek(2)[:2] == _GZIP_MAGIC:
-            with gzip.GzipFile(fileobj=file) as text:
-                yield text
-        else:
-            yield file

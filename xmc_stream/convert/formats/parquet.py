@@ -9,20 +9,14 @@ from typing import Any
 
 from xmc_stream import flags
 from xmc_stream.convert.lines.files import file_identity
-from xmc_stream.convert.options import ConvertOptions, Like
+from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.tfidf.block import Record
 from xmc_stream.convert.tfidf.records import Input, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.memory import format_size
 
-_MAGIC = b"PAR1"
 _BATCH = 256  # rows at hand
 _PAGES = 2**21  # bytes that a column's reader keeps, and more
-
-
-def recognises(path: Path, head: bytes) -> bool:
-    """By the first bytes."""
-    return head.startswith(_MAGIC)
 
 
 @dataclass(frozen=True)
@@ -36,15 +30,14 @@ class RowGroup:
     name: str
     group: int
     first: int
-    columns: tuple[str, ...]
 
-    def read(self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+    def read(self, longest: int, notes: dict[str, Any], text: TextOptions) -> Iterator[tuple[int, Record]]:
         """Number in the group, from 1, and row."""
         with _opened(self.path, self.name) as file:
             number = 0
-            size = sum(_sizes(file, self.group, self.columns, compressed=True))
+            size = sum(_sizes(file, self.group, text.columns, compressed=True))
             n_rows = max(file.metadata.row_group(self.group).num_rows, 1)
-            for batch in _reading(self.name, file.iter_batches(_BATCH, [self.group], list(self.columns))):
+            for batch in _reading(self.name, file.iter_batches(_BATCH, [self.group], list(text.columns))):
                 if batch.nbytes > longest * 4:
                     raise MemoryLimitError(
                         f"{self.where(number + 1)}: {batch.num_rows} rows from here on take {format_size(batch.nbytes)}, "
@@ -132,12 +125,6 @@ def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | Non
         raise InputError(f"{paths[0]}:1: none of its rows is text in UTF-8: write the file anew")
     if not first:
         raise InputError(f"{paths[0]} has no rows: give a file with columns of text and labels")
+    records = [RowGroup(str(path.absolute()), str(path), group, number) for path, group, number in groups]
     identity = [file_identity(path) for path in paths]
-
-    def source(columns: tuple[str, ...]) -> RecordsSource:
-        records = [RowGroup(str(path.absolute()), str(path), group, number, columns) for path, group, number in groups]
-        return RecordsSource(
-            Input("Parquet", paths, records, first, identity, None, overhead=2 * overhead), options, like
-        )
-
-    return source(source(()).text.columns)
+    return RecordsSource(Input("Parquet", paths, records, first, identity, None, overhead=2 * overhead), options, like)

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.formats.numpy_arrays import Head, read_head
-from xmc_stream.convert.formats.pairs import numbered_lines
-from xmc_stream.convert.lines.files import Stamps, stamps, unchanged
+from xmc_stream.convert.lines.files import Stamps, numbered_lines, stamps, unchanged
 from xmc_stream.convert.messages import one_line, shown
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import NamedIds, Names

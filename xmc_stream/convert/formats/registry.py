@@ -1,28 +1,18 @@
-"""Which format an input has: by its name, or by its content."""
+"""Which format an input has: by its name, or by its content. A format's module is loaded when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from xmc_stream import flags
-from xmc_stream.convert.formats import (
-    anndata,
-    delimited,
-    jsonl,
-    libsvm,
-    matrix_files,
-    npz,
-    numpy_arrays,
-    parquet,
-    xmlrepo,
-)
 from xmc_stream.convert.lines.files import HEAD, STANDARD_INPUT, Buffers, TextRange, forget, name_of
 from xmc_stream.convert.lines.parser import bom_length
 from xmc_stream.convert.messages import shown
-from xmc_stream.convert.options import ConvertOptions, Like
+from xmc_stream.convert.options import ConvertOptions, Like, refuse_idle
 from xmc_stream.convert.source import Source
 from xmc_stream.errors import InputError
 
@@ -31,31 +21,48 @@ from xmc_stream.errors import InputError
 class Format:
     """A format of files.
 
-    recognises: whether a file is of it, by its path and first bytes (b"" of a folder); open_source: the set in some
-    files; streams: whether they are read from the beginning to the end, and so from pipes too.
+    module: that reads it; begins: the first bytes of its files; holds: what stands in its folders; streams: texts, of which
+    the module tells whether they are of this format, and which are read from the beginning to the end, and so from pipes
+    too; matrix: it opens X or Y alone, see `matrix_files`.
     """
 
-    recognises: Callable[[Path, bytes], bool]
-    open_source: Callable[[Sequence[Path], ConvertOptions, Like | None], Source]
+    module: str
+    begins: tuple[bytes, ...] = ()
+    holds: tuple[str, ...] = ()
     streams: bool = False
+    matrix: bool = False
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Whether a file is of this format, by its path and first bytes (b"" of a folder)."""
+        if path.is_dir():
+            return bool(self.holds) and all((path / name).exists() for name in self.holds)
+        return bool(_module(self.module).recognises(head)) if self.streams else head.startswith(self.begins)
+
+    def open_source(self, paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> Source:
+        """The set in some files. Raises InputError."""
+        module = _module(self.module)
+        if self.matrix:
+            source: Source = _module("matrix_files").open_source(module.open_side, paths, options, like)
+        else:
+            source = module.open_source(paths, options, like)
+        return source
+
+
+def _module(name: str) -> Any:
+    return import_module(f"xmc_stream.convert.formats.{name}")
 
 
 # by the name that --format takes, asked in this order
-_FORMATS = {
-    "npz": Format(npz.recognises, partial(matrix_files.open_source, npz.open_side)),
-    "npy": Format(numpy_arrays.recognises, partial(matrix_files.open_source, numpy_arrays.open_side)),
-    "parquet": Format(parquet.recognises, parquet.open_source),
-    "anndata": Format(anndata.recognises, anndata.open_source),
-    "xmlrepo": Format(xmlrepo.recognises, xmlrepo.open_source, streams=True),
-    "jsonl": Format(jsonl.recognises, jsonl.open_source, streams=True),
-    "libsvm": Format(libsvm.recognises, libsvm.open_source, streams=True),
-    "csv": Format(delimited.recognises, delimited.open_source, streams=True),
+FORMATS = {
+    "npz": Format("npz", (b"PK\x03\x04", b"PK\x05\x06"), matrix=True),  # the second of an empty zip file
+    "npy": Format("numpy_arrays", (b"\x93NUMPY",), ("indptr.npy",), matrix=True),
+    "parquet": Format("parquet", (b"PAR1",)),
+    "anndata": Format("anndata", (b"\x89HDF\r\n\x1a\n",), ("obs", "var")),
+    "xmlrepo": Format("xmlrepo", streams=True),
+    "jsonl": Format("jsonl", streams=True),
+    "libsvm": Format("libsvm", streams=True),
+    "csv": Format("delimited", streams=True),
 }
-
-
-def formats() -> dict[str, Format]:
-    """All formats by their names."""
-    return dict(_FORMATS)
 
 
 def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | None) -> Source:
@@ -64,46 +71,26 @@ def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | Non
     Raises InputError where a file cannot be read or nothing recognises it.
     """
     format = options.format
-    if format is not None and format not in _FORMATS:
-        raise InputError(f"format {format!r} is not known: it is one of {', '.join(_FORMATS)}")
+    if format is not None and format not in FORMATS:
+        raise InputError(f"format {format!r} is not known: it is one of {', '.join(FORMATS)}")
     try:
         if format is None:
-            format = _recognised(paths[0], "csv" if _of_csv(options) else None)
-        if not _FORMATS[format].streams:
+            format = _recognised(paths[0], "csv" if options.of_csv else None)
+        if not FORMATS[format].streams:
             _check_files(paths, format)
-        _refuse_idle(paths[0], format, options)
-        source = _FORMATS[format].open_source(paths, options, like)
+        if options.unlabelled and options.label_files:
+            raise InputError(f"{paths[0]}: labels are named, and are to be left out: leave one of them out yourself")
+        refuse_idle(paths[0], format, options)
+        return FORMATS[format].open_source(paths, options, like)
     except BaseException:
         forget([*paths, *options.label_files])
         raise
-    return source
-
-
-def _refuse_idle(path: Path, format: str, options: ConvertOptions) -> None:
-    """Raise InputError for an option that has nothing to do with the format: it may be a mistake of either."""
-    if options.unlabelled and options.label_files:
-        raise InputError(f"{path}: labels are named, and are to be left out: leave one of them out yourself")
-    if format != "anndata" and (options.layer is not None or options.label_key is not None):
-        raise InputError(
-            f"{path} is {format}: " + flags.LAYER + " and " + flags.LABEL_KEY + " are of AnnData, leave them out"
-        )
-    if format not in ("jsonl", "parquet", "csv") and options.text_options is not None:
-        raise InputError(f"{path} is {format}: options of raw text go with jsonl, parquet and csv, leave them out")
-    if format != "csv" and _of_csv(options):
-        of_csv = flags.DELIMITER + ", " + flags.QUOTE + " and " + flags.NO_HEADER
-        raise InputError(f"{path} is {format}: " + of_csv + " are of csv, leave them out")
-
-
-def _of_csv(options: ConvertOptions) -> bool:
-    """Whether options of CSV were given."""
-    return (options.delimiter, options.quote, options.header) != (None, None, True)
 
 
 def _recognised(path: Path, otherwise: str | None) -> str:
     """The name of the format of a file; otherwise: where nothing recognises it."""
     head = _head(path)
-    bom_length(name_of(path), head)
-    for name, known in _FORMATS.items():
+    for name, known in FORMATS.items():
         if known.recognises(path, head):
             return name
     if otherwise:
@@ -114,7 +101,7 @@ def _recognised(path: Path, otherwise: str | None) -> str:
     what = f"it begins with {line}" if head else "it is empty"
     raise InputError(
         f"{name_of(path)}:1: the format is not recognised, {what}, no header 'N D K' and no row: "
-        "name it by " + flags.FORMAT + f" ({', '.join(_FORMATS)}), or check that this is the file you mean"
+        "name it by " + flags.FORMAT + f" ({', '.join(FORMATS)}), or check that this is the file you mean"
     )
 
 
@@ -126,11 +113,13 @@ def _check_files(paths: Sequence[Path], format: str) -> None:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file, decompressed; b"" of a folder."""
+    """The first bytes of a file, decompressed; b"" of a folder. Raises InputError for UTF-16."""
     if path.is_dir():
         return b""
     text = TextRange(path).open(Buffers())
     try:
-        return text.head(HEAD)
+        head = text.head(HEAD)
+        bom_length(text.name, head)
+        return head
     finally:
         text.leave()

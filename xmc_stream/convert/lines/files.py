@@ -303,6 +303,23 @@ class TextFile(AbstractContextManager["TextFile"]):
             raise InputError(f"{self.name} cannot be read ({error.strerror or error}): check the file") from None
 
 
+def numbered_lines(path: Path, longest: int) -> Iterator[tuple[int, bytes]]:
+    """Number and bytes of each line of a file, plain or compressed, without its end; a longer one is cut.
+
+    Raises InputError naming the line, and MemoryLimitError for one of more than twice the longest.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} cannot be read (it is a folder, pipe or device, and no file): check the name")
+    with TextRange(path).open(Buffers(_READ, 2 * longest)) as file:
+        for window in file.windows():
+            lines = window.tobytes().split(b"\n")
+            if not lines[-1]:
+                lines.pop()  # behind the last newline
+            for line in lines:
+                file.n_lines += 1
+                yield file.n_lines, line[:longest]
+
+
 def place_of(text: TextRange, number: int) -> str:
     """File and line of a line of a range, by its number there, from 1; those before the range are counted for that."""
     if text.start == 0:

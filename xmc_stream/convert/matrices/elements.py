@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.matrices.arrays import Stream
+from xmc_stream.convert.matrices.arrays import Array, Take
 from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError, XmcStreamError
 from xmc_stream.system.memory import at_most_more
@@ -65,18 +65,13 @@ def attribute(element: Any, name: str, otherwise: Any = None) -> Any:
 
 
 @dataclass(frozen=True)
-class ElementArray:
-    """An array in a file, whose rows follow each other if it has two dimensions. step: rows read at a time.
+class ElementArray(Array):
+    """An array in a file, whose rows follow each other if it has two dimensions.
 
     width: items of a row; n_bytes: of memory that reading it takes.
     """
 
-    path: str
-    key: str
-    dtype: np.dtype[Any]
-    n_items: int
     width: int
-    step: int
     n_bytes: int
 
     @classmethod
@@ -87,66 +82,48 @@ class ElementArray:
         width = int(array.shape[1]) if array.ndim == 2 else 1
         chunk = getattr(array, "shards", None) or array.chunks or (1,) * array.ndim
         rows = max(1, int(chunk[0]))
-        step = -(-max(1, WINDOW // max(width, 1)) // rows) * rows
+        step = -(-max(1, WINDOW // max(width, 1)) // rows) * rows  # rows read at a time
         step = max(1, min(step, int(array.shape[0])))
         dtype = np.dtype(array.dtype)
         across = -(-width // int(chunk[1])) * int(chunk[1]) if array.ndim == 2 else 1  # chunks are read whole
         n_bytes = (step * width + 2 * max(rows * across, step * across)) * dtype.itemsize
-        return cls(str(path.absolute()), key, dtype, int(np.prod(array.shape, dtype=object)), width, step, n_bytes)
-
-    def stream(self, start: int, stop: int) -> Stream:
-        """Items [start, stop), which begin and end with a row."""
-        return _ElementStream(self, start // max(self.width, 1), stop // max(self.width, 1))
+        stream = partial(_items, str(path.absolute()), key, dtype, max(width, 1), step)
+        return cls(int(np.prod(array.shape, dtype=object)), dtype, stream, width, n_bytes)
 
 
-class _ElementStream:
-    def __init__(self, array: ElementArray, start: int, stop: int) -> None:
-        self._array, self._at, self._stop = array, start, stop
-        self._left: NDArray[Any] = np.empty(0, array.dtype)
-        with ExitStack() as stack:
-            self._data = stack.enter_context(opened(array.path))[array.key]
-            self._opened = stack.pop_all()
+@contextmanager
+def _items(path: str, key: str, dtype: np.dtype[Any], width: int, step: int, start: int, stop: int) -> Iterator[Take]:
+    """Items [start, stop), which begin and end with a row."""
+    left = np.empty(0, dtype)  # items that were read and not yet taken
+    row = start // width
+    with opened(path) as root:
+        data = root[key]
 
-    def __enter__(self) -> Stream:
-        return self
+        def next_rows() -> NDArray[Any]:
+            """Rows up to the next multiple of a step, so that no chunk is read twice but at the ends of ranges."""
+            nonlocal row
+            begin, row = row, min((row // step + 1) * step, stop // width)
+            try:
+                rows = np.asarray(data[begin:row]).reshape(-1)
+            except (OSError, ValueError, RuntimeError, KeyError) as error:
+                raise InputError(
+                    f"{path}: {key} cannot be read from row {begin} (from 0) on ({one_line(error)}): fetch or write it again"
+                ) from None
+            if not len(rows):
+                raise InputError(f"{path}: {key} ends early: it was changed meanwhile, convert again")
+            return rows
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._opened.close()
+        def take(n: int) -> NDArray[Any]:
+            nonlocal left
+            found = [left[:n]]
+            left = left[n:]
+            while (missing := n - sum(map(len, found))) > 0:
+                rows = next_rows()
+                found.append(rows[:missing])
+                left = rows[missing:]
+            return np.concatenate(found)
 
-    def take(self, n: int) -> NDArray[Any]:
-        items = np.empty(n, self._array.dtype)
-        filled = 0
-        while filled < n:
-            if not len(self._left):
-                self._left = self._next()
-            m = min(n - filled, len(self._left))
-            items[filled : filled + m] = self._left[:m]
-            self._left = self._left[m:]
-            filled += m
-        return items
-
-    def _next(self) -> NDArray[Any]:
-        """Rows up to the next multiple of a step, so that no chunk is read twice but at the ends of ranges."""
-        step, at = self._array.step, self._at
-        self._at = min((at // step + 1) * step, self._stop)
-        try:
-            rows = np.asarray(self._data[at : self._at]).reshape(-1)
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise InputError(
-                f"{self._array.path}: {self._array.key} cannot be read from row {at} (from 0) on ({one_line(error)}): fetch "
-                "or write it again"
-            ) from None
-        if not len(rows):
-            raise InputError(
-                f"{self._array.path}: {self._array.key} ends early: it was changed meanwhile, convert again"
-            )
-        return rows
-
-    def finish(self) -> list[int]:
-        """Nothing: the chunks' own checksums, where they have some, are compared by their libraries."""
-        return []
+        yield take
 
 
 def n_strings(element: Any) -> int:

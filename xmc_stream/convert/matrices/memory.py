@@ -6,75 +6,50 @@ What was read of a mapped file leaves the memory of the process again: the file 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from xmc_stream.convert.matrices.arrays import DenseSide, Stream, check_real
+from xmc_stream.convert.matrices.arrays import Array, DenseSide, Take, dense
 
 
-class RowStream:
+def row_array(rows: Callable[[int, int], NDArray[Any]], n_rows: int, width: int, dtype: Any) -> Array:
     """Items of what is read by whole rows. rows: gives those of [start, stop), a fresh array; width: items of each."""
 
-    def __init__(self, rows: Callable[[int, int], NDArray[Any]], start: int, width: int) -> None:
-        self._rows, self._row, self._width = rows, start // width, width
+    @contextmanager
+    def stream(start: int, stop: int) -> Iterator[Take]:
+        at = start // max(width, 1)
 
-    def __enter__(self) -> Stream:
-        return self
+        def take(n: int) -> NDArray[Any]:
+            nonlocal at
+            begin, at = at, at + n // max(width, 1)
+            return rows(begin, at).reshape(-1)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        pass
+        yield take
 
-    def take(self, n: int) -> NDArray[Any]:
-        """The next n items."""
-        begin = self._row
-        self._row += n // self._width
-        return self._rows(begin, self._row).reshape(-1)
-
-    def finish(self) -> list[int]:
-        """There are no checksums."""
-        return []
+    return Array(n_rows * width, np.dtype(dtype), stream)
 
 
-@dataclass(frozen=True)
-class MemoryArray:
-    """The items of an array by rows (N,) or (N, D), in whatever order it lies."""
+def memory_array(array: NDArray[Any]) -> Array:
+    """An array (N,) or (N, D), in whatever order it lies."""
 
-    array: NDArray[Any]
-
-    @property
-    def n_items(self) -> int:
-        """Of all rows."""
-        return self.array.size
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of an item."""
-        return self.array.dtype
-
-    def stream(self, start: int, stop: int) -> Stream:
-        """Items [start, stop), which are whole rows."""
-        return RowStream(self._rows, start, max(int(np.prod(self.array.shape[1:])), 1))
-
-    def _rows(self, start: int, stop: int) -> NDArray[Any]:
-        rows = self.array[start:stop]
-        items = np.array(rows, order="C")
-        if rows.size and (file := _mapped(self.array)) is not None:
-            _let_go(file, rows)
+    def rows(start: int, stop: int) -> NDArray[Any]:
+        some = array[start:stop]
+        items = np.array(some, order="C")
+        if some.size and (file := _mapped(array)) is not None:
+            _let_go(file, some)
         return items
+
+    return row_array(rows, len(array), int(np.prod(array.shape[1:])), array.dtype)
 
 
 def dense_side(array: NDArray[Any], name: str) -> DenseSide:
     """An array of two dimensions as a side. Raises InputError where its numbers are not real."""
-    check_real(array.dtype, name)
-    return DenseSide(name, "array", (), array.shape[0], array.shape[1], MemoryArray(array))
+    return dense(name, "array", (), array.shape[0], array.shape[1], memory_array(array))
 
 
 def _mapped(array: Any) -> mmap.mmap | None:

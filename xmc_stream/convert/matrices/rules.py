@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
-from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side
+from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side, block_bytes
 from xmc_stream.convert.rows import Rows, positives, row_with_minus_one, set_before
 from xmc_stream.errors import InputError
 
@@ -159,9 +159,21 @@ class Rules:
 def checked_rows(matrix: Side, size: BlockSize) -> Iterator[Rows]:
     """All rows of X or Y, which its name says, block by block, as a dataset has them. Raises InputError."""
     rules, first = Rules(matrix.name, matrix.name, matrix.n_columns, matrix.n_columns), 0
-    for raw in matrix.reader().blocks(0, matrix.n_rows, size, {}):
+    for raw in matrix.blocks(0, matrix.n_rows, size, {}):
         yield rules.rows(raw, first, {})
         first += len(raw[0]) - 1
+
+
+def whole_bytes(matrix: Side) -> int:
+    """What `whole_rows` takes at most."""
+    return matrix.load_bytes + (matrix.entries or 0) * block_bytes(False) + 24 * (matrix.n_rows + 1)
+
+
+def whole_rows(matrix: Side) -> Rows:
+    """X as a dataset of it would have it, without one. Raises InputError as a conversion does."""
+    n_entries = matrix.entries or 0
+    (rows,) = checked_rows(matrix, BlockSize(matrix.n_rows + n_entries, n_entries))
+    return rows
 
 
 def _row(indptr: NDArray[np.int64], at: int, first: int) -> int:

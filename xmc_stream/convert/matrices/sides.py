@@ -1,12 +1,12 @@
-"""A side: a matrix that is X or Y, opened, and readers of ranges of its rows as they stand in the file."""
+"""A side: a matrix that is X or Y, opened, of which ranges of rows are read as they stand in the file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,50 +23,6 @@ _SUM_BYTES = 48  # and what adding up makes of them
 
 # Rows as a file has them: indptr from 0, indices of any integers, values of any numbers (None: ones). All may be kept.
 Raw = tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None]
-
-
-class Reader(Protocol):
-    """Reads rows of a matrix: picklable and small."""
-
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
-        """Rows [start, stop), block by block, cut so that they keep `size`."""
-
-
-class Side(Protocol):
-    """An opened matrix, X or Y, of which no rows are read yet.
-
-    name: for messages; files: what it is read from; kind: the format in words; n_columns, entries: None where only
-    reading tells; load_bytes: what reading takes besides blocks.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def files(self) -> Sequence[Path]: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def n_rows(self) -> int: ...
-
-    @property
-    def n_columns(self) -> int | None: ...
-
-    @property
-    def entries(self) -> int | None: ...
-
-    @property
-    def load_bytes(self) -> int: ...
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """Ranges of rows that may be read apart."""
-
-    def reader(self) -> Reader: ...
-
-    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Check what only all parts tell, from their notes in order. Raises InputError."""
 
 
 @dataclass(frozen=True)
@@ -105,27 +61,45 @@ def fitted(room: int, per_entry: int, entries: int | None, n_rows: int) -> Block
 
 
 @dataclass(frozen=True)
-class NoLabels:
-    """Y of rows without labels, and its reader. name, kind: of their X."""
+class Side:
+    """An opened matrix, X or Y, of which no rows are read yet: picklable and small, but for what is in memory.
+
+    name: for messages; kind: the format in words; files: what it is read from; n_columns, entries: at most, None where
+    only reading tells; load_bytes: what reading takes besides blocks; divisible: ranges of its rows may be read apart;
+    check: raises InputError for what only the whole file tells, when all rows are read; labels: the names of its columns,
+    where it has some that are new.
+    """
 
     name: str
     kind: str
+    files: Sequence[Path]
     n_rows: int
-    n_columns: int = 0
-    entries: int = 0
+    n_columns: int | None
+    entries: int | None
+    _: KW_ONLY
     load_bytes: int = 0
-    files: Sequence[Path] = ()
+    divisible: bool = False
+    check: Callable[[], None] | None = None
+    labels: Sequence[str] | None = None
 
     def ranges(self) -> list[tuple[int, int]]:
-        return [(0, self.n_rows)]
+        """Ranges of rows that are read apart: of about PART entries, if these are spread evenly, or all at once."""
+        return row_ranges(self.n_rows, self.entries or 0) if self.divisible else [(0, self.n_rows)]
 
-    def reader(self) -> Reader:
-        return self
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+        """Rows [start, stop), block by block, cut so that they keep `size`."""
+        raise NotImplementedError
 
-    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        pass
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
+class NoLabels(Side):
+    """Y of rows without labels."""
+
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
         """Rows [start, stop), each with nothing."""
         for row in range(start, stop, size.block):
             yield np.zeros(min(size.block, stop - row) + 1, np.int64), np.empty(0, np.int32), None
+
+
+def no_labels(x: Side) -> Side:
+    """Y of rows without labels beside X."""
+    return NoLabels(x.name, x.kind, (), x.n_rows, 0, 0)

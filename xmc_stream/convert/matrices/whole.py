@@ -1,69 +1,67 @@
-"""Matrices that are loaded whole, as they do not lie by rows, and made CSR by scipy.
+"""Matrices that are in memory, or are loaded whole as they do not lie by rows; scipy makes CSR of them.
 
 A matrix that scipy would read wrongly or crash on (indices out of range) is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.matrices.sides import BlockSize, Raw
+from xmc_stream.convert.matrices.arrays import check_real
+from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side
 from xmc_stream.errors import InputError
 
 _WINDOW = 2**18  # items of an array checked at a time
 
 
 @dataclass(frozen=True)
-class WholeSide:
-    """A matrix that is loaded when its rows are asked for, and its reader.
+class WholeSide(Side):
+    """A matrix of scipy. load: gives it in any folder; what takes no load_bytes is CSR, and was checked."""
 
-    entries: at most; load: gives the matrix in any folder, picklable; load_bytes: what that adds to the process.
-    """
-
-    name: str
-    kind: str
-    files: Sequence[Path]
-    n_rows: int
-    n_columns: int
-    entries: int
-    load_bytes: int
     load: Callable[[], Any]
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """All rows at once."""
-        return [(0, self.n_rows)]
-
-    def reader(self) -> WholeSide:
-        """It reads its rows."""
-        return self
-
-    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Nothing."""
-
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
-        """Rows [start, stop)."""
-        matrix = as_csr(self.load(), self.name)
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+        """Copies of rows [start, stop)."""
+        matrix = self.load()
+        if self.load_bytes:
+            matrix = as_csr(matrix, self.name)
         if matrix.shape != (self.n_rows, self.n_columns):
             raise InputError(f"{self.name} was changed meanwhile: convert again")
-        yield from csr_blocks(matrix, self.name, start, stop, size)
+        while start < stop:
+            at = matrix.indptr[start : min(start + size.block, stop) + 1].astype(np.int64)
+            n = max(1, int(np.searchsorted(at, at[0] + size.block, side="right")) - 1)
+            first, end = int(at[0]), int(at[n])
+            if n == 1:
+                size.check(end - first, self.name, start)
+            yield at[: n + 1] - first, matrix.indices[first:end].copy(), matrix.data[first:end]
+            start += n
 
 
-def csr_blocks(matrix: Any, name: str, start: int, stop: int, size: BlockSize) -> Iterator[Raw]:
-    """Copies of rows [start, stop), block by block."""
-    while start < stop:
-        at = matrix.indptr[start : min(start + size.block, stop) + 1].astype(np.int64)
-        n = max(1, int(np.searchsorted(at, at[0] + size.block, side="right")) - 1)
-        first, end = int(at[0]), int(at[n])
-        if n == 1:
-            size.check(end - first, name, start)
-        yield at[: n + 1] - first, matrix.indices[first:end].copy(), matrix.data[first:end]
-        start += n
+def in_memory(matrix: Any, name: str) -> WholeSide:
+    """A matrix as a side. Raises InputError where it is none, of numbers that are not real, or contradicts its shape."""
+    from scipy import sparse
+
+    is_sparse: bool = sparse.issparse(matrix)
+    if not is_sparse or matrix.ndim != 2:
+        kind = type(matrix).__name__
+        raise InputError(f"{name} must be a two-dimensional sparse matrix of scipy, got {kind}: wrap it in csr_array")
+    check_real(matrix.dtype, name)
+    entries = int(matrix.nnz)
+    if matrix.format in ("bsr", "dia"):  # their nnz leaves out what they store besides
+        entries = max(entries, matrix.data.size)
+    n_rows, n_columns = (int(n) for n in matrix.shape)
+    is_csr = matrix.format == "csr"
+    if is_csr:
+        check_compressed(matrix, name)
+    load_bytes = 0 if is_csr else csr_bytes(entries, matrix.dtype, n_rows)
+    return WholeSide(
+        name, "scipy matrix", (), n_rows, n_columns, entries, lambda: matrix, load_bytes=load_bytes, divisible=is_csr
+    )
 
 
 def csr_bytes(entries: int, dtype: np.dtype[Any], n_rows: int) -> int:

@@ -25,7 +25,7 @@ from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
 from xmc_stream.convert.pieces import Piece, work_folder
 from xmc_stream.convert.rows import Rows
-from xmc_stream.convert.source import Part, PartRead, Settled
+from xmc_stream.convert.source import Part, PartRead, Settled, Source
 from xmc_stream.convert.tfidf.block import IDS, STRINGS, Block, Record, load_kernels
 from xmc_stream.convert.tfidf.counting import (
     BadRowError,
@@ -67,12 +67,10 @@ _PLACE = re.compile(r"(.*)[:\[]([0-9]+)\]?", re.DOTALL)  # FILE:LINE, or frame[R
 class Records(Protocol):
     """Records of a part of a file: picklable, small."""
 
-    def read(
-        self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]
-    ) -> Iterator[tuple[int, Record] | Block]:
+    def read(self, longest: int, notes: dict[str, Any], text: TextOptions) -> Iterator[tuple[int, Record] | Block]:
         """Number in the part, and record; or many of them, with the places of the fields.
 
-        longest: bytes of a line that there is room for; notes: gets bytes_read.
+        text: the columns of which are read; longest: bytes of a line that there is room for; notes: gets bytes_read.
         """
 
     def load_kernels(self) -> None:
@@ -133,7 +131,7 @@ class RecordsPart:
         fields = self.text.columns
         texts = np.array([fields.index(field) for field in self.text.text_fields])
         label, own = (fields.index(field) if field else -1 for field in (self.text.label_field, self.text.id_field))
-        for found in self.records.read(self.longest, notes, fields):
+        for found in self.records.read(self.longest, notes, self.text):
             if not isinstance(found, Block):
                 yield self._take(*found, rows, labels, ids, notes)
                 continue
@@ -223,7 +221,7 @@ class Input:
     in_memory: bool = False
 
 
-class RecordsSource:
+class RecordsSource(Source):
     """Raw text in files of one kind: what `source.Source` asks for."""
 
     def __init__(self, found: Input, options: ConvertOptions, like: Like | None) -> None:
