@@ -15,7 +15,6 @@ from helpers import text_files
 
 import xmc_stream as xs
 from xmc_stream.convert.formats.names import store_names
-from xmc_stream.convert.lines.files import TextRange
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import Names
@@ -168,18 +167,18 @@ def test_a_model_of_numbers_refuses_raw_text(trained: Path, commands: CLI, tmp_p
 def test_names_from_a_file(tmp_path: Path) -> None:
     plain = tmp_path / "names.txt"
     plain.write_text("one\ntwo words\r\ndrei é\n", encoding="utf-8")
-    assert store_names(TextRange(plain), tmp_path / "a", 3, "labels") == 3
+    assert store_names(plain, tmp_path / "a", 3, "labels") == 3
     assert list(Names(tmp_path / "a")) == ["one", "two words", "drei é"]
     objects = text_files.write_jsonl(
         tmp_path / "lbl.json", [{"uid": "1", "title": "First"}, {"uid": "2", "title": "Second"}]
     )
-    store_names(TextRange(objects), tmp_path / "b", None, "labels")
+    store_names(objects, tmp_path / "b", None, "labels")
     assert Names(tmp_path / "b").take(np.array([0, 1])) == ["First", "Second"]
     with pytest.raises(InputError, match=r"names.txt:3: there are 3 names for 4 labels"):
-        store_names(TextRange(plain), tmp_path / "c", 4, "labels")
+        store_names(plain, tmp_path / "c", 4, "labels")
     plain.write_bytes(b"one\n\xff\n")
     with pytest.raises(InputError, match=r"names.txt:2: the name is not readable"):
-        store_names(TextRange(plain), tmp_path / "d", None, "labels")
+        store_names(plain, tmp_path / "d", None, "labels")
     assert not (tmp_path / "d").exists()
 
 
