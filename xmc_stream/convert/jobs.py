@@ -28,8 +28,8 @@ class PartJob:
     def key(self) -> str:
         return f"read/{self.number:05d}"
 
-    def run(self, watch: Callable[[int], None] | None = None) -> Receipt:
-        """Read the part. watch: is called with the bytes of input read so far."""
+    def run(self) -> Receipt:
+        """Read the part."""
         own, *folders = (Path(self.folder) / f"{self.number:05d}-{what}" for what in ("own", *self.part.sides))
         with ExitStack() as stack:
             notes: dict[str, Any] = {"folder": str(stack.enter_context(work_folder(own, durable=False)))}
@@ -40,8 +40,6 @@ class PartJob:
             for block in self.part.blocks(notes):
                 for writer, rows in zip(writers, block, strict=True):
                     writer.append(*rows)
-                if watch:
-                    watch(notes.get("bytes_read", 0))
         pieces = {side: writer.piece().receipt() for side, writer in zip(self.part.sides, writers, strict=True)}
         notes["folder"] = str(own)
         if any(own.iterdir()):  # they are durable, and now have this name

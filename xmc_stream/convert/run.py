@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _READ, _SETTLED, _LABELS, _WRITTEN = 0.6, 0.7, 0.75, 0.95  # of a conversion: where each step ends
 _COMPILING = 5.0  # seconds
-_READING = "reading the input"
 _SMALL = 2**25  # bytes of input below which one thread does all
 
 
@@ -58,7 +57,7 @@ class ConversionRun:
 
     def loop(self) -> Loop:
         """Yields the phases, is sent their receipts; returns sizes, attributes and `said`."""
-        receipts = yield Phase("read", self.part_jobs, _READING, (0.0, _READ), twice=True)
+        receipts = yield Phase("read", self.part_jobs, "reading the input", (0.0, _READ), twice=True)
         read = [
             PartRead({side: Piece.of(piece) for side, piece in receipt["pieces"].items()}, receipt["notes"])
             for receipt in receipts
@@ -82,6 +81,7 @@ class ConversionRun:
             yield Phase("write columns", columns, "writing the features by columns", (_WRITTEN, 1.0))
         for name, folder in settled.folders.items():
             if folder.exists():  # else a run that was killed has moved it
+                shutil.rmtree(self.store / name, ignore_errors=True)  # or moved it, and it was made anew
                 (self.store / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(folder, self.store / name)
         self._keep_names(settled)
@@ -212,27 +212,10 @@ def run_conversion(
     def convert(work: Path, ledger: Ledger) -> Receipt:
         run = ConversionRun(source, work, options, like, plan, mark)
         with unchanged(before):
-            if engine is None or source.alone:
-                _read_here(run.part_jobs, ledger, source.bytes_in)
+            for job in run.part_jobs if engine and source.alone else ():  # which workers cannot read
+                ledger.add(job.key, job.run())
             done = run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
         finish(run.store)
         return done
 
     return make(target, identity, convert, refuse, (InputError, DamagedPieceError), source.alone)
-
-
-def _read_here(jobs: Sequence[PartJob], ledger: Ledger, total: int) -> None:
-    """Read parts one after another in this thread; bytes say how far it is, where it is known how many there are."""
-    progress, behind = current(), 0
-    progress.phase(_READING, (0.0, _READ) if total else None)
-    for job in jobs:
-        receipt = ledger.get(job.key)
-        if receipt is None:
-
-            def watch(n_bytes: int, behind: int = behind) -> None:
-                progress.advance((behind + n_bytes) / max(total, 1))
-
-            receipt = job.run(watch)
-            ledger.add(job.key, receipt)
-        behind += receipt["bytes_read"]
-        progress.advance(behind / max(total, 1))

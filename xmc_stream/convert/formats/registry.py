@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream import flags
-from xmc_stream.convert.lines.files import HEAD, STANDARD_INPUT, Buffers, TextRange, forget, name_of
-from xmc_stream.convert.lines.parser import bom_length
+from xmc_stream.convert.formats.texts import looked_at
+from xmc_stream.convert.lines.files import HEAD, STANDARD_INPUT, forget, name_of
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, refuse_idle
 from xmc_stream.convert.source import Source
@@ -116,10 +116,5 @@ def _head(path: Path) -> bytes:
     """The first bytes of a file, decompressed; b"" of a folder. Raises InputError for UTF-16."""
     if path.is_dir():
         return b""
-    text = TextRange(path).open(Buffers())
-    try:
-        head = text.head(HEAD)
-        bom_length(text.name, head)
-        return head
-    finally:
-        text.leave()
+    with looked_at(path) as file:
+        return file.head(HEAD)

@@ -6,14 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xmc_stream.convert.lines.files import NO_TEXT, Buffers, TextFile, TextRange, file_identity, ranges
 from xmc_stream.convert.lines.parser import LinesPart, bom_length
 from xmc_stream.convert.source import Source, names_of
-from xmc_stream.convert.tfidf.records import Input, Records
+
+if TYPE_CHECKING:
+    from xmc_stream.convert.tfidf.records import Input, Records
 
 _POSITIVES = 17 / 4  # bytes that taking out zeros makes of a byte of labels: a flag, a sum and an index an entry
 
@@ -60,6 +62,8 @@ def text_records(
     more: Sequence[Any] = (),
 ) -> Input:
     """Records in files of text. more: what tells these files from others, besides what they are."""
+    from xmc_stream.convert.tfidf.records import Input
+
     paths = [file.path for file in files]
     identity = [*map(file_identity, paths), *more]
     alone = not all(path.is_file() for path in paths)
@@ -83,6 +87,8 @@ class LinesSource(Source):
         super().__init__([file.path for file in everything], not all(file.path.is_file() for file in everything))
         kinds = dict.fromkeys(file.compression for file in everything if file.compression)
         self.attributes["source"] = names_of(file.path for file in next(iter(files.values())))
+        if labels := files.get("Y"):
+            self.attributes["source_labels"] = names_of(file.path for file in labels)
         self.attributes["source_format"] = ", ".join([what, *kinds])
         self.overhead = {
             f"decompression of {file.name}": file.decompressor_bytes for file in everything if file.decompressor_bytes

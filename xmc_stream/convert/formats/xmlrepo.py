@@ -23,7 +23,7 @@ from xmc_stream.convert.matrices.sides import BlockSize, NoLabels
 from xmc_stream.convert.matrices.source import SidePart
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, of_labels
-from xmc_stream.convert.source import Part, PartRead, Settled, names_of
+from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt
 
@@ -71,7 +71,6 @@ class XMLRepoText(LinesSource):
         self.n_features, self.n_labels = first.sizes[1], None if apart else first.sizes[2]
         if labels:
             self.n_labels = labels[0].sizes[1]
-            self.attributes["source_labels"] = names_of(file.path for file in labels)
         if like:
             self.n_features = like.n_features
         if kept := of_labels(like):
