@@ -12,7 +12,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,11 +49,10 @@ class _Member:
 @contextmanager
 def _items(path: str, member: str, skip: int, dtype: np.dtype[Any], start: int, stop: int) -> Iterator[Take]:
     """A deflated array from its beginning on; its checksum is compared at its end."""
-    with _reading(path):
-        archive = zipfile.ZipFile(path)
-    with archive:
+    with ExitStack() as opened:
         with _reading(path):
-            file = archive.open(member)
+            archive = opened.enter_context(zipfile.ZipFile(path))
+            file = opened.enter_context(archive.open(member))
             file.read(skip)
 
         def take(n: int) -> NDArray[Any]:
