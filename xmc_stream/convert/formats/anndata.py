@@ -257,7 +257,7 @@ class _Renamed(Side):
     side: Side
     ids: NDArray[np.int64]
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows with the ids of the training set."""
         for indptr, indices, values in self.side.blocks(start, stop, size, notes):
             if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self.ids):
@@ -275,7 +275,7 @@ class _ObsClasses(NamedClasses):
     codes: ElementArray | None
     ids: NDArray[np.int64] | None
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop) with one label, or none where the value is missing."""
         names = list(_names(self.path, self.key))
         ids = np.arange(len(names)) if self.ids is None else self.ids

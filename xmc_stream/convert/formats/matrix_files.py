@@ -5,7 +5,7 @@ Labels are known by their content: a .npz, arrays of NumPy, or XMLRepo's text of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ class _TextSide(Side):
 
     lines: LinesPart
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """All rows, which must be as many as the header promises. Raises InputError with the line."""
         row, counted = 0, dict[str, Any]()
         for ((indptr, indices, _),) in self.lines.blocks(counted):

@@ -5,8 +5,7 @@ They are looked for when a file is opened, and are kept in memory, as many as th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,16 +83,15 @@ class StringClasses(NamedClasses):
     texts: NDArray[Any]
     ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop) with one label, or none where the text is empty."""
         row = start
-        with closing(_windows(self.array, self.name)) as windows:
-            for texts in windows:
-                places = np.searchsorted(self.texts, texts)
-                if not np.array_equal(self.texts[np.minimum(places, len(self.texts) - 1)], texts):
-                    raise InputError(f"{self.name} was changed meanwhile: convert again")
-                yield self.labelled(np.where(texts == "", -1, places), self.ids, self.texts, row, notes)
-                row += len(texts)
+        for texts in _windows(self.array, self.name):
+            places = np.searchsorted(self.texts, texts)
+            if not np.array_equal(self.texts[np.minimum(places, len(self.texts) - 1)], texts):
+                raise InputError(f"{self.name} was changed meanwhile: convert again")
+            yield self.labelled(np.where(texts == "", -1, places), self.ids, self.texts, row, notes)
+            row += len(texts)
 
 
 def string_classes(
@@ -113,7 +111,7 @@ def string_classes(
     return StringClasses(name, kind, files, n, 0, n, "", False, array, texts, check=check)
 
 
-def _windows(array: Array, name: str) -> Generator[NDArray[Any], None, None]:
+def _windows(array: Array, name: str) -> Iterator[NDArray[Any]]:
     """The texts of the rows, some at a time."""
     with array.stream(0, array.n_items) as take:
         for start in range(0, array.n_items, _WINDOW):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ class CSRSide(Side):
     indices: Array
     data: Array | None
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop)."""
         # the item that two ranges share belongs to the first of them
         first = self._item(start) if start else 0
@@ -135,7 +135,7 @@ class DenseSide(Side):
 
     array: Array
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop) without their zeros, of either sign, and values that are zero in float32."""
         width = self.n_columns or 0
         size.check(2 * width, self.name, start)  # finding what is not zero takes as much again
@@ -165,7 +165,7 @@ class ClassSide(Side):
 
     array: Array
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop), each with one entry."""
         with self.array.stream(start, stop) as take:
             for row in range(start, stop, size.block):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -86,7 +86,7 @@ class Side:
         """Ranges of rows that are read apart: of about PART entries, if these are spread evenly, or all at once."""
         return row_ranges(self.n_rows, self.entries or 0) if self.divisible else [(0, self.n_rows)]
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop), block by block, cut so that they keep `size`."""
         raise NotImplementedError
 
@@ -94,7 +94,7 @@ class Side:
 class NoLabels(Side):
     """Y of rows without labels."""
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop), each with nothing."""
         for row in range(start, stop, size.block):
             yield np.zeros(min(size.block, stop - row) + 1, np.int64), np.empty(0, np.int32), None

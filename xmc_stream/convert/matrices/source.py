@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,12 +42,11 @@ class SidePart:
     def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
         """The rows, block by block, checked."""
         row = self.start
-        with closing(self.matrix.blocks(self.start, self.stop, self.size, notes)) as blocks:
-            for raw in blocks:
-                rows = self.rules.rows(raw, row, notes)
-                row += len(raw[0]) - 1
-                notes["bytes_read"] = self.bytes_in * (row - self.start) // max(self.stop - self.start, 1)
-                yield (rows,)
+        for raw in self.matrix.blocks(self.start, self.stop, self.size, notes):
+            rows = self.rules.rows(raw, row, notes)
+            row += len(raw[0]) - 1
+            notes["bytes_read"] = self.bytes_in * (row - self.start) // max(self.stop - self.start, 1)
+            yield (rows,)
 
 
 class Matrices(Source):

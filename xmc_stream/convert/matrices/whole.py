@@ -5,7 +5,7 @@ A matrix that scipy would read wrongly or crash on (indices out of range) is ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class WholeSide(Side):
 
     load: Callable[[], Any]
 
-    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Generator[Raw, None, None]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Copies of rows [start, stop)."""
         matrix = self.load()
         if self.load_bytes:
