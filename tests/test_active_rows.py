@@ -1,90 +1,23 @@
-"""Active rows on disk against plain arrays: what is taken, given back, woken and collected."""
+"""Active rows on disk: those that memory would hold."""
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.linear.weights import Unit
-from xmc_stream.ppdsparse import spill as spilled
 from xmc_stream.ppdsparse.active_rows import DiskRows, rows_on_disk
 from xmc_stream.ppdsparse.kernels.active import start_sets
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.problem import Found, Problem, Share
 from xmc_stream.ppdsparse.sets import RoundSets
 from xmc_stream.ppdsparse.solver import start_sizes
-from xmc_stream.ppdsparse.spill import SpilledRows
 from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset
-
-
-def active_sets(rng: np.random.Generator, n: int, k: int) -> list[ActiveSets]:
-    sets = []
-    for c in range(k):
-        rows = np.flatnonzero(rng.random(n) < rng.random())
-        alpha = np.where(rng.random(len(rows)) < 0.5, 0.0, rng.random(len(rows)))
-        sign = np.where(rng.random(len(rows)) < 0.5, 1, -1).astype(np.int8)
-        sets.append(ActiveSets(c, np.array([0, len(rows)]), rows, sign, alpha))
-    return sets
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(0, 4), st.integers(1, 5), st.sampled_from([1, 7, 1000]), st.booleans())
-def test_spilled_rows_are_what_arrays_hold(
-    seed: int, strip_bits: int, k: int, at_a_time: int, approximate: bool
-) -> None:
-    rng = np.random.default_rng(seed)
-    n = int(rng.integers(1, 200))
-    sets = active_sets(rng, n, k)
-    n_strips = -(-n >> strip_bits)
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spilled, "SORTED", at_a_time)
-        patch.setattr(spilled, "SLICES", int(rng.integers(1, 9)))
-        active = SpilledRows(Path(folder) / "active", k, n, strip_bits)
-        for c, each in enumerate(sets):
-            active.put(c, each, approximate)
-        active.arrange()
-        asleep = [np.zeros(len(each.rows), np.bool_) for each in sets]
-        fresh = [(each.alpha == 0.0) & (each.sign < 0) for each in sets]
-        for _ in range(4):
-            strips = np.flatnonzero(rng.random(n_strips) < 0.5)
-            ranges = [(int(r) << strip_bits, min((int(r) + 1) << strip_bits, n)) for r in strips]
-            given = active.take(ranges)
-            taken = given.active
-            for c, each in enumerate(sets):
-                mine = np.isin(each.rows >> strip_bits, strips)
-                at = slice(int(taken.ptr[c]), int(taken.ptr[c + 1]))
-                np.testing.assert_array_equal(taken.rows[at], each.rows[mine])
-                np.testing.assert_array_equal(taken.sign[at], each.sign[mine])
-                np.testing.assert_array_equal(taken.alpha[at], each.alpha[mine])
-                np.testing.assert_array_equal(taken.asleep[at], asleep[c][mine])
-                each.alpha[mine] = taken.alpha[at] = rng.random(int(mine.sum()))
-                asleep[c][mine] = taken.asleep[at] = rng.random(int(mine.sum())) < 0.4
-            active.give_back(given)
-            assert active.sleeping().tolist() == [bool(each.any()) for each in asleep]
-            if rng.random() < 0.4:
-                woken = rng.random(k) < 0.5
-                active.wake(woken)
-                for c in np.flatnonzero(woken):
-                    asleep[c][:] = False
-        active.collect()
-        new = sum(int(f.sum()) for f in fresh)
-        used = sum(int((each.alpha[f] > 0).sum()) for each, f in zip(sets, fresh, strict=True))
-        assert active.fresh() == ((new, used) if approximate else (0, 0))
-        for c, each in enumerate(sets):
-            parts = list(active.parts(c))
-            for number, expected in enumerate((each.rows, each.sign, each.alpha)):
-                got = np.concatenate([part[number] for part in parts] or [np.empty(0)])
-                np.testing.assert_array_equal(got, expected)
-        active.close()
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,11 @@ from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import GROUP, RowOrder, stream_order
 from xmc_stream.linear.kernels.dcd import new_scratch
 from xmc_stream.linear.kernels.penalty import ONCE, Times
+from xmc_stream.ppdsparse.active_rows import Taken
 from xmc_stream.ppdsparse.kernels.stream import ActiveRows, strip_starts
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.solver import Solver
-from xmc_stream.ppdsparse.streaming import StreamSolver, Taken
+from xmc_stream.ppdsparse.streaming import StreamSolver
 
 # uncompiled, numpy says so when a key wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

@@ -21,11 +21,10 @@ from xmc_stream.linear.units import cut_units
 from xmc_stream.models import Execution
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, _spread
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.plan import class_blocks, search_interval, search_needs
+from xmc_stream.ppdsparse.plan import INTERVALS, SearchSize, class_blocks, held_rows, search_interval, search_needs
 from xmc_stream.ppdsparse.probe import ProbeJob
 from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.shares import solve_plan
-from xmc_stream.ppdsparse.sizes import INTERVALS, SearchSize, held_rows
 from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan

@@ -12,10 +12,9 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.linear.tiles import TileRange
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.plan import search_needs
+from xmc_stream.ppdsparse.plan import SearchSize, search_needs
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.ppdsparse.search import SearchJob
-from xmc_stream.ppdsparse.sizes import SearchSize
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset
@@ -60,19 +59,3 @@ def test_what_a_search_holds_was_planned_and_legs_make_it_little(heavy: Dataset,
     assert in_intervals <= planned_intervals
     assert in_intervals < whole / 3
     assert found <= found_intervals < 2 * found
-
-
-@pytest.mark.parametrize("change", [{"cut": 0.5}, {"delta": 100.0}], ids=["cut", "drawn"])
-def test_a_tile_of_fewer_weights_is_planned_by_its_size_and_by_all_weights_read_for_it(
-    heavy: Dataset, tmp_path: Path, change: dict[str, float]
-) -> None:
-    begin_model(tmp_path / "m")
-    run = PPDSparseRun(
-        heavy, tmp_path / "m", PPDSparseParameters(**change), 0, MemoryPlan(2**33, 1024 * MIB, 1), Notes()
-    )
-    (solve,) = next(run.loop()).jobs
-    receipt = solve.run()
-    for few, of_all in zip(receipt["approximate_ranges"], receipt["tile_ranges"], strict=True):
-        assert few[:2] == of_all[:2]
-        assert few[2] < of_all[2]
-        assert few[3] == of_all[3] > 0

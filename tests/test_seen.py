@@ -26,8 +26,8 @@ from helpers.tools import load_tool
 
 import xmc_stream as xs
 from xmc_stream.ppdsparse.method import PPDSparseMethod
-from xmc_stream.ppdsparse.outline import Outline
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.rounds import spans_of
 from xmc_stream.system import progress as seen
 from xmc_stream.system.progress import Progress, current, working
 
@@ -211,10 +211,10 @@ def test_phases_take_the_whole_run_in_the_shares_foreseen(max_rounds: int) -> No
         "search/3": 1.0,
         "finalise": 1.0,
     }
-    outline = Outline(PPDSparseParameters(max_rounds=max_rounds), seconds)
+    of_run = spans_of(PPDSparseParameters(max_rounds=max_rounds), seconds)
     names = [*list(seconds)[:-1]]
     names += [name for r in range(3, max_rounds) for name in (f"solve/{r}", f"search/{r + 1}")]
-    spans = [outline.span(name) for name in (*names, "finalise")]
+    spans = [of_run[name] for name in (*names, "finalise")]
     at = 0.0
     for span in spans:
         assert span is not None
@@ -225,7 +225,7 @@ def test_phases_take_the_whole_run_in_the_shares_foreseen(max_rounds: int) -> No
     assert first is not None
     assert second is not None
     assert first[1] - first[0] == pytest.approx(2 * (second[1] - second[0]))
-    assert Outline(PPDSparseParameters(max_rounds=None), seconds).span("solve/1") is None
+    assert not spans_of(PPDSparseParameters(max_rounds=None), seconds)
 
 
 class Noted(Progress):

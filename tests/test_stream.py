@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xmc_stream as xs
-from xmc_stream.ppdsparse import active_rows, spill
+from xmc_stream.ppdsparse import active_rows
 from xmc_stream.ppdsparse import plan as solve_plan
 from xmc_stream.ppdsparse import solver as ppdsparse
 from xmc_stream.ppdsparse.plan import StreamRoom
@@ -55,7 +55,7 @@ class Watch:
     """How the large classes of a run were solved."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.memory = self.disk = self.spilled = 0
+        self.memory = self.disk = 0
         make, disk = active_rows.MemoryRows.__init__, active_rows.DiskRows.__init__
 
         def in_memory(active: Any, *args: Any) -> None:
@@ -66,13 +66,6 @@ class Watch:
             self.disk += int(args[1].n_samples == N)
             disk(active, *args)
 
-        arrange = spill.SpilledRows.arrange
-
-        def by_strips(active: Any) -> None:
-            self.spilled += int(active._n_samples == N)
-            arrange(active)
-
-        monkeypatch.setattr(spill.SpilledRows, "arrange", by_strips)
         monkeypatch.setattr(active_rows.MemoryRows, "__init__", in_memory)
         monkeypatch.setattr(active_rows.DiskRows, "__init__", on_disk)
 
@@ -115,23 +108,14 @@ def test_a_class_that_exceeds_memory_ends_the_same(
     data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     expected = digest(data, tmp_path / "held", **SETTINGS[name])
-    monkeypatch.setattr(StreamRoom, "_bytes", lambda room, *_: room.classes + 1)
+    alone = StreamRoom.together
+
+    def none_fits(room: StreamRoom, *args: Any) -> Any:
+        return [(cut, room.classes + 1) for cut, _ in alone(replace(room, classes=0), *args)]
+
+    monkeypatch.setattr(StreamRoom, "together", none_fits)
     assert digest(data, tmp_path / "disk", 1, STREAMED, **SETTINGS[name]) == expected
     assert watch.disk > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
-def test_classes_whose_pairs_are_on_disk_end_the_same(
-    data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    expected = digest(data, tmp_path / "held", **SETTINGS[name])
-    monkeypatch.setattr(
-        StreamRoom, "together", lambda room, n_active, epochs, nnz, n_found=None: ([(0, len(n_active))], True)
-    )
-    monkeypatch.setattr(spill, "SORTED", 100)
-    assert digest(data, tmp_path / "disk", 2, STREAMED, **SETTINGS[name]) == expected
-    assert watch.spilled > 0
 
 
 @pytest.mark.slow
@@ -240,24 +224,24 @@ def test_active_rows_in_memory_are_those_of_one_turn(many_large: Path, tmp_path:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), max_size=40),
-    st.integers(0, 10**9),
-    st.booleans(),
-    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), max_size=40), st.integers(0, 10**9), st.booleans()
 )
-def test_classes_are_put_together_as_long_as_they_fit(
-    sizes: list[tuple[int, int]], classes: int, spilled: bool, known: bool
-) -> None:
-    room = StreamRoom(10**6, classes, 2, 10**4, 0.01, 500)
+def test_classes_are_put_together_as_long_as_they_fit(sizes: list[tuple[int, int]], classes: int, known: bool) -> None:
+    room = StreamRoom(10**6, classes, 2, 10**4, 500)
     active, found = (
         (np.array(of, np.int64) for of in zip(*sizes, strict=True)) if sizes else (np.zeros(0, np.int64),) * 2
     )
+
+    def taken(begin: int, end: int) -> int:
+        merged = np.maximum(active, found // 2) if known else active
+        of_classes = (8 * 10**4 + 4 * 501) * (end - begin) + 15 * int(active[begin:end].sum())
+        return of_classes + 60 * int(merged[begin:end].max())
+
     cuts, begin = [], 0
     for end in range(1, len(active) + 1):
-        mine = slice(begin, end)
-        if end - begin > 1 and room.bytes(active[mine], found[mine] if known else None, spilled) > classes:
+        if end - begin > 1 and taken(begin, end) > classes:
             cuts.append((begin, end - 1))
             begin = end - 1
     if len(active):
         cuts.append((begin, len(active)))
-    assert room._cut(active, found if known else None, spilled) == cuts
+    assert room.together(active, found if known else None) == [(cut, taken(*cut)) for cut in cuts]

@@ -1,4 +1,4 @@
-"""Where the active rows of large classes are while X streams by: in memory, by strips on disk, or one class on disk."""
+"""Where the active rows of large classes are while X streams by: in memory, or of one class on disk."""
 
 from __future__ import annotations
 
@@ -16,26 +16,34 @@ from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.ppdsparse.kernels.active import count_before, draw_negatives, mark, marked_rows
-from xmc_stream.ppdsparse.kernels.spill import ASLEEP, FRESH, POSITIVE
 from xmc_stream.ppdsparse.kernels.stream import ActiveRows, strip_starts
 from xmc_stream.ppdsparse.sets import RoundSets, RowBits
 from xmc_stream.ppdsparse.solver import start_sizes
-from xmc_stream.ppdsparse.streaming import Taken
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix
 
-NO_STARTS = np.empty((0, 0), np.int32)  # of active rows that are taken for some strips alone
-_STEP = MIB // 4  # rows, or entries of a line, at a time
+POSITIVE, ASLEEP, FRESH = 1, 2, 4  # bits of the flags of an active row on disk
+_STEP = MIB // 16  # rows, or entries of a line, at a time
+
+
+@dataclass
+class Taken:
+    """Active rows that were given out: from which places on disk, with which flags."""
+
+    active: ActiveRows
+    places: Sequence[tuple[int, int]] = ()
+    flags: NDArray[np.uint8] | None = None
 
 
 class ScratchFile:
-    """Values of one type on disk."""
+    """n values of one type on disk, 0 at first."""
 
-    def __init__(self, path: Path, dtype: Any) -> None:
+    def __init__(self, path: Path, dtype: Any, n: int) -> None:
         self.dtype = np.dtype(dtype)
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+        os.truncate(self._fd, n * self.dtype.itemsize)
 
     def write(self, at: int, values: NDArray[Any]) -> None:
         view, offset = values.view(np.uint8), at * self.dtype.itemsize
@@ -43,8 +51,8 @@ class ScratchFile:
             n = os.pwrite(self._fd, view.data, offset)
             view, offset = view[n:], offset + n
 
-    def read(self, begin: int, end: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        out = np.empty(end - begin, self.dtype) if out is None else out
+    def read(self, begin: int, end: int) -> NDArray[Any]:
+        out = np.empty(end - begin, self.dtype)
         view, offset = out.view(np.uint8), begin * self.dtype.itemsize
         while len(view):
             n = os.preadv(self._fd, [view.data], offset)
@@ -80,6 +88,7 @@ class MemoryRows:
             self._fresh[mine] = (sets.alpha == 0.0) & (sets.sign < 0)
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> Taken:
+        """All of them, with their `starts`."""
         return Taken(self.all)
 
     def give_back(self, taken: Taken) -> None:
@@ -106,14 +115,6 @@ class MemoryRows:
         pass
 
 
-@dataclass
-class _Taken(Taken):
-    """Active rows that were read from disk: from which places, with which flags."""
-
-    places: list[tuple[int, int]]
-    flags: NDArray[np.uint8]
-
-
 class DiskRows:
     """Active rows of one class, on disk: alpha and flags, a value a row. Which rows is a bit each in memory."""
 
@@ -125,7 +126,8 @@ class DiskRows:
         self._dtype = np.dtype(np.int32 if bits.n_samples < 2**31 else np.int64)
         self._asleep = 0
         folder.mkdir(parents=True)
-        self._alpha, self._flags = ScratchFile(folder / "alpha", np.float64), ScratchFile(folder / "flags", np.uint8)
+        self._alpha = ScratchFile(folder / "alpha", np.float64, self.n)
+        self._flags = ScratchFile(folder / "flags", np.uint8, self.n)
 
     def _places(self, start: int, stop: int) -> tuple[int, int]:
         begin, end = self._bits.places(np.array([start, min(stop, self._n_samples - 1)], np.int64)).tolist()
@@ -142,6 +144,22 @@ class DiskRows:
         begin, end = np.searchsorted(rows, (start, stop))
         return rows[begin:end]
 
+    def steps(self) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.uint8]]]:
+        """Some places after the other: the first of them, the alpha and the flags that stand there."""
+        for begin in range(0, self.n, _STEP):
+            yield begin, *self._read(begin, min(begin + _STEP, self.n))
+
+    def put(self, rows: NDArray[np.int64], alpha: NDArray[np.float64] | None, flag: int) -> None:
+        """Give some of the active rows, ascending, alpha and a flag."""
+        at = self._bits.places(rows)
+        for begin in range(int(at[0]) // _STEP * _STEP, int(at[-1]) + 1, _STEP):
+            mine = slice(*np.searchsorted(at, (begin, begin + _STEP)))
+            alphas, flags = self._read(begin, min(begin + _STEP, self.n))
+            flags[at[mine] - begin] |= np.uint8(flag)
+            if alpha is not None:
+                alphas[at[mine] - begin] = alpha[mine]
+            self.write(begin, alphas, flags)
+
     def write(self, at: int, alpha: NDArray[np.float64], flags: NDArray[np.uint8]) -> None:
         """Values of the active rows from place `at` on."""
         self._alpha.write(at, alpha)
@@ -150,7 +168,7 @@ class DiskRows:
     def _read(self, begin: int, end: int) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
         return self._alpha.read(begin, end), self._flags.read(begin, end)
 
-    def take(self, ranges: Sequence[tuple[int, int]]) -> _Taken:
+    def take(self, ranges: Sequence[tuple[int, int]]) -> Taken:
         places = [self._places(*each) for each in ranges]
         read = [self._read(*each) for each in places]
         rows = np.concatenate([self.rows(*each) for each in ranges]).astype(self._dtype)
@@ -158,16 +176,16 @@ class DiskRows:
         flags = np.concatenate([values[1] for values in read])
         sign = np.where(flags & POSITIVE, 1, -1).astype(np.int8)
         asleep = (flags & ASLEEP).astype(np.bool_)
-        active = ActiveRows(np.array([0, len(rows)]), rows, sign, alpha, asleep, NO_STARTS)
-        return _Taken(active, places, flags)
+        active = ActiveRows(np.array([0, len(rows)]), rows, sign, alpha, asleep, np.empty((0, 0), np.int32))
+        return Taken(active, places, flags)
 
     def give_back(self, taken: Taken) -> None:
-        if not isinstance(taken, _Taken):
+        """What was taken has been changed."""
+        if taken.flags is None:
             return
-        active, flags = taken.active, taken.flags & np.uint8(POSITIVE | FRESH)
-        flags[active.asleep] |= ASLEEP
+        active = taken.active
         self._asleep += int(active.asleep.sum()) - int(np.count_nonzero(taken.flags & ASLEEP))
-        taken.flags = flags
+        taken.flags = flags = taken.flags & np.uint8(POSITIVE | FRESH) | np.uint8(ASLEEP) * active.asleep
         done = 0
         for begin, end in taken.places:
             mine = slice(done, done + end - begin)
@@ -179,19 +197,13 @@ class DiskRows:
 
     def wake(self, classes: NDArray[np.bool_]) -> None:
         if classes[0]:
-            for begin, end in self._steps():
-                alpha, flags = self._read(begin, end)
+            for begin, alpha, flags in self.steps():
                 self.write(begin, alpha, flags & np.uint8(POSITIVE | FRESH))
             self._asleep = 0
 
-    def _steps(self) -> Iterator[tuple[int, int]]:
-        step = MIB // 16
-        return ((begin, min(begin + step, self.n)) for begin in range(0, self.n, step))
-
     def fresh(self) -> tuple[int, int]:
         fresh = used = 0
-        for places in self._steps():
-            alpha, flags = self._read(*places)
+        for _, alpha, flags in self.steps():
             mine = (flags & FRESH) > 0
             fresh, used = fresh + int(mine.sum()), used + int((alpha[mine] > 0.0).sum())
         return fresh, used
@@ -209,73 +221,34 @@ class DiskRows:
 
 def rows_on_disk(folder: Path, sets: RoundSets, c: int) -> DiskRows:
     """The active set of class c, which is larger than memory: what `RoundSets.of` makes, on disk."""
-    words, n_samples, Y, label = sets.bits.words, sets.n_samples, sets.Y, sets.first + c
+    words, Y, label = sets.bits.words, sets.Y, sets.first + c
     old = None if sets.previous is None else (sets.previous.active, sets.line + c)
     words[:] = 0
-    n_positive = 0
-    for rows, _ in _line(Y, label):
-        n_positive += len(rows)
-        if old is None:
-            mark(rows, words)
     if old is None:
-        n_drawn = int(start_sizes(np.array([n_positive]), n_samples)[0])
-        draw_negatives(n_drawn, label, n_samples, sets.seed, words)
-    else:
-        for rows, _ in _line(*old):
+        n_positive = 0
+        for rows, _ in _line(Y, label):
             mark(rows, words)
-        for rows in sets.new_rows(c):
+            n_positive += len(rows)
+        n_drawn = int(start_sizes(np.array([n_positive]), sets.n_samples)[0])
+        draw_negatives(n_drawn, label, sets.n_samples, sets.seed, words)
+    else:
+        for rows in itertools.chain((rows for rows, _ in _line(*old)), sets.new_rows(c)):
             mark(rows, words)
     active = DiskRows(folder, sets.bits)
-    positives, kept = _Cursor(_line(Y, label)), _Cursor(iter(()) if old is None else _line(*old))
-    done = 0
-    for start in range(0, n_samples, _STEP):
-        stop = min(start + _STEP, n_samples)
-        rows = active.rows(start, stop)
-        alpha, flags = np.zeros(len(rows)), np.zeros(len(rows), np.uint8)
-        mine, _ = positives.up_to(stop)
-        at = np.searchsorted(rows, mine)
-        if len(mine) and (at[-1] == len(rows) or (rows[at] != mine).any()):
+    for rows, _ in _line(Y, label):
+        if not sets.bits.has(rows).all():
             raise StoreError(
                 f"{Y.path}: positives of label {label} are not among its active rows: remove the unfinished run"
             )
-        flags[at] = POSITIVE
-        mine, values = kept.up_to(stop)
-        alpha[np.searchsorted(rows, mine)] = values
-        if sets.approximate:
-            flags[(alpha == 0.0) & (flags == 0)] = FRESH
-        active.write(done, alpha, flags)
-        done += len(rows)
+        active.put(rows, None, POSITIVE)
+    for rows, kept in _line(*old) if old else ():
+        active.put(rows, kept, 0)
+    for begin, alpha, flags in active.steps() if sets.approximate else ():
+        active.write(begin, alpha, np.where((alpha == 0.0) & (flags == 0), np.uint8(FRESH), flags))
     return active
 
 
-_Part = tuple[NDArray[np.int64], NDArray[np.float64]]
-
-
-def _line(matrix: SparseMatrix, line: int) -> Iterator[_Part]:
-    """Indices and values (zeros for a matrix of ones) of one line, in parts."""
+def _line(matrix: SparseMatrix, line: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64] | None]]:
+    """Indices and values of one line, in parts."""
     for indices, data in matrix.windows(line, line + 1, _STEP):
-        yield indices.astype(np.int64, copy=False), np.zeros(len(indices)) if data is None else data
-
-
-class _Cursor:
-    """Takes an ascending line apart by ranges of indices."""
-
-    def __init__(self, parts: Iterator[_Part]) -> None:
-        self._parts = parts
-        self._ahead: _Part = np.empty(0, np.int64), np.empty(0)
-
-    def up_to(self, stop: int) -> _Part:
-        """What is below `stop` and was not taken yet."""
-        taken = []
-        while True:
-            indices, values = self._ahead
-            n = int(np.searchsorted(indices, stop))
-            taken.append((indices[:n], values[:n]))
-            self._ahead = indices[n:], values[n:]
-            if n < len(indices):
-                break
-            part = next(self._parts, None)
-            if part is None:
-                break
-            self._ahead = part
-        return np.concatenate([part[0] for part in taken]), np.concatenate([part[1] for part in taken])
+        yield indices.astype(np.int64, copy=False), data

@@ -14,9 +14,8 @@ from xmc_stream.ppdsparse.kernels.active import drop_idle
 from xmc_stream.ppdsparse.kernels.balance import start_alpha, start_scores
 from xmc_stream.ppdsparse.plan import SolvePlan
 from xmc_stream.ppdsparse.sets import RoundSets
-from xmc_stream.ppdsparse.sizes import CountedWriter
 from xmc_stream.ppdsparse.solver import Sink, Solver, dense_bytes, ramp_of
-from xmc_stream.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, OPEN, STATUS
+from xmc_stream.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, OPEN, STATUS, UnitStateWriter
 from xmc_stream.ppdsparse.weights import ShareWeights
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
@@ -31,7 +30,7 @@ class Batches:
 
     def __init__(
         self, solver: Solver, sets: RoundSets, X: SparseMatrix, sizes: SolvePlan, weights: ShareWeights,
-        start: Mapping[str, float] | None, out: CountedWriter,
+        start: Mapping[str, float] | None, out: UnitStateWriter,
     ) -> None:  # fmt: skip
         self.solver, self.sets, self.X, self.sizes, self.weights = solver, sets, X, sizes, weights
         self.start, self.out, self.n_features = start, out, X.shape[1]
@@ -75,7 +74,7 @@ class Batches:
         known[open_[:, None], [BIAS, DUAL, KEPT, INSIDE]] = statistics[open_]
         counts = np.empty(high - low, np.int64)
         filled = drop_idle(whole.ptr, whole.rows, whole.sign, whole.alpha, counts)
-        self.out.writer.active.append(counts, whole.rows[:filled], whole.alpha[:filled])
+        self.out.active.append(counts, whole.rows[:filled], whole.alpha[:filled])
         return counts
 
     def _sink(self, low: int, solved: NDArray[np.bool_]) -> Sink:
@@ -92,11 +91,11 @@ class Batches:
                 if solved[begin]:
                     mine = counts[begin - first : done - first]
                     part = slice(filled, filled + int(mine.sum()))
-                    self.out.add_weights(mine, features[part], values[part])
+                    self.out.weights.append(mine, features[part], values[part])
                     filled = part.stop
                 elif self.sets.previous is not None:
                     line = self.sets.line + low
-                    self.out.copy_weights(self.sets.previous, line + begin, line + done, done=True)
+                    self.out.weights.copy(self.sets.previous.weights, line + begin, line + done)
 
         return sink
 

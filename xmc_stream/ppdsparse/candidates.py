@@ -159,7 +159,7 @@ def read_candidates(
     found: by search jobs of the same classes, in the order of their rows. room (n,): how many rows are wanted of each class.
     All that was found is read, but for a class by itself of which very much was.
     """
-    parts = list(_holding(found, first, last))
+    parts = list(holding(found, first, last))
     ptr = np.zeros(last - first + 1, np.int64)
     for of, low, high in parts:
         ptr[low - first + 1 : high - first + 1] += of.of_classes("counts", low, high)
@@ -200,7 +200,7 @@ def candidate_windows(
     found: Sequence[CandidateRows], label: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     """What was found for one class, a few MB at a time: rows (int64, ascending throughout) and scores."""
-    for of, _, _ in _holding(found, label, label + 1):
+    for of, _, _ in holding(found, label, label + 1):
         for rows, scores in of.windows(label):
             yield rows.astype(np.int64), scores
         of.rest()
@@ -248,7 +248,7 @@ def _score_of(key: int) -> float:
     return float(np.uint32(bits).view(np.float32))
 
 
-def _holding(found: Sequence[CandidateRows], first: int, last: int) -> Iterator[tuple[CandidateRows, int, int]]:
+def holding(found: Sequence[CandidateRows], first: int, last: int) -> Iterator[tuple[CandidateRows, int, int]]:
     """What holds some of classes [first, last), and which."""
     for of in found:
         low, high = max(first, of.first), min(last, of.last)

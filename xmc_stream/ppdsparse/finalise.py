@@ -33,7 +33,6 @@ from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 
 _Weights = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]
-_FEW = 1 << 18  # weights: 2 MiB
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,11 @@ class FinaliseJob:
             update_statistics(statistics, searched, first, p, self.round, of_classes=of_classes)
         tiles = TileSizes(first, last, n_features)
         least = np.float32(self.prune)
-        held: list[_Weights] = []
-        half = self.half and half_holds(w for *_, w in self._holding(state, least, held))
-        if half and least < HALF_LEAST:
-            least = HALF_LEAST
-            held.clear()
+        half = self.half and half_holds(values for *_, values in self._weights(state, least))
+        if half:
+            least = max(least, HALF_LEAST)
         with new_unit(Path(self.out), n_features, last - first, np.float16 if half else np.float32) as writer:
-            for lengths, features, values in held or self._weights(state, least):
+            for lengths, features, values in self._weights(state, least):
                 writer.weights.append(lengths, features, values)
                 tiles.add(lengths, features)
             writer.bias[:] = statistics[:, BIAS]
@@ -100,18 +97,6 @@ class FinaliseJob:
             "gap_sum": float(relative.sum()),
             "violation": float(violation[learned].max(initial=0.0)),
         }
-
-    def _holding(self, state: UnitState, least: np.float32, held: list[_Weights]) -> Iterator[_Weights]:
-        """As `_weights`; where they are few they stay in `held`, else nothing does."""
-        n = 0
-        for some in self._weights(state, least):
-            n += len(some[1])
-            if n <= _FEW:
-                lengths, features, values = some  # which may be in the stream's buffer
-                held.append((lengths, features.copy(), values.copy()))
-            else:
-                held.clear()
-            yield some
 
     def _weights(self, state: UnitState, least: np.float32) -> Iterator[_Weights]:
         """Of some classes at a time, the weights of at least that size: how many each has, their features, values."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,10 +32,13 @@ from xmc_stream.ppdsparse.groups import (
 )
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import (
+    INTERVALS,
     SCATTER,
+    SearchSize,
     SolvePlan,
     choose_streamed,
     class_blocks,
+    held_rows,
     longest_of,
     search_needs,
     search_parts,
@@ -43,7 +46,6 @@ from xmc_stream.ppdsparse.plan import (
     search_ranges_of,
 )
 from xmc_stream.ppdsparse.shares import solve_plan
-from xmc_stream.ppdsparse.sizes import INTERVALS, SearchSize, held_rows
 from xmc_stream.ppdsparse.solver import added_sizes, row_order, start_sizes, warm_sizes
 from xmc_stream.ppdsparse.start import match_bytes
 from xmc_stream.ppdsparse.state import WRITER_BYTES
@@ -80,32 +82,6 @@ class _Streams(NamedTuple):
     largest: int
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """blocks: class blocks of each search, the check included. phases: bytes by component of what each phase holds.
-
-    passes: readings of all rows: searches, a class block each, and by shares that are solved on all rows. solve_passes: how
-    often X streams by for large classes, at most.
-    bytes_streamed: by the searches, exact where jobs do not share classes; bytes_gathered: by the solves,
-    estimated. seconds: of each phase, estimated; capped: whether the number of rounds is known.
-    """
-
-    blocks: tuple[int, ...]
-    row_blocks: int
-    passes: int
-    solve_passes: int
-    bytes_streamed: int
-    bytes_gathered: int
-    phases: dict[str, Needs]
-    seconds: dict[str, float]
-    capped: bool
-
-    @property
-    def largest(self) -> str:
-        """The phase that holds most."""
-        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
-
-
 class PPDSparseForecaster(Forecaster):
     """Spreads a probe over all classes once, then forecasts for any memory plan."""
 
@@ -113,7 +89,7 @@ class PPDSparseForecaster(Forecaster):
         self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: LinearWeights | None = None,
         carried: bool = False, given: Given | None = None,
     ) -> None:  # fmt: skip
-        self._last: tuple[MemoryPlan, Forecast] | None = None
+        self._last: tuple[MemoryPlan, dict[str, Any]] | None = None
         if warm_start is not None:
             # which labels are new by their names is not known yet
             parameters = parameters.warm(warm_start.n_labels != dataset.n_labels)
@@ -159,38 +135,25 @@ class PPDSparseForecaster(Forecaster):
 
     def check(self, plan: MemoryPlan) -> None:
         """Whether every phase fits."""
-        self._foresee(plan)
+        self.forecast(plan)
 
     def reads_least(self, plan: MemoryPlan) -> bool:
         """Whether a search takes all classes at once."""
-        return sum(self._foresee(plan).blocks) == self.searches
+        return bool(sum(self.forecast(plan)["class_blocks"]) == self.searches)
 
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
-        """What the contract asks for, of `Forecast`."""
-        forecast = self._foresee(plan)
-        return {
-            "passes": forecast.passes,
-            "solve_passes": forecast.solve_passes,
-            "rounds_known": forecast.capped,
-            "class_blocks": list(forecast.blocks),
-            "row_blocks": forecast.row_blocks,
-            "bytes_read": forecast.bytes_streamed + forecast.bytes_gathered,
-            "bytes_streamed": forecast.bytes_streamed,
-            "bytes_gathered": forecast.bytes_gathered,
-            "peak_phase": forecast.largest,
-            "peak_parts": forecast.phases[forecast.largest],
-            "seconds": round(sum(forecast.seconds.values()) + _CONSTANT, 1),
-            "phase_seconds": {name: float(f"{seconds:.3g}") for name, seconds in forecast.seconds.items()},
-        }
+        """What the contract asks for, worked out once for a plan. Raises MemoryLimitError as the run would.
 
-    def _foresee(self, plan: MemoryPlan) -> Forecast:
-        """For a plan, which is worked out once. Raises MemoryLimitError as the run would."""
+        class_blocks: of each search, the check included. passes: readings of all rows: searches, a class block each, and by
+        shares that are solved on all rows. solve_passes: how often X streams by for large classes, at most. bytes_streamed:
+        by the searches, exact where jobs do not share classes; bytes_gathered: by the solves, estimated.
+        """
         plan = replace(plan, longest=self.longest)
         if self._last is None or self._last[0] != plan:
             self._last = plan, self._forecast(plan)
-        return self._last[1]
+        return dict(self._last[1])
 
-    def _forecast(self, plan: MemoryPlan) -> Forecast:
+    def _forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         d, p = self.dataset, self.parameters
         refuse_too_many_classes(plan, d)
         warm = self.warm_start is not None
@@ -241,11 +204,23 @@ class PPDSparseForecaster(Forecaster):
         )
         row_blocks = max([-(-row_bytes // plan.row_block_bytes), *(cut.parts * len(cut.ranges) for cut in cuts)])
         jobs = min(len(shares), solve.beside * plan.processes) if p.all_rows else len(shares)
-        blocks = tuple(cut.blocks for cut in cuts)
-        return Forecast(
-            blocks, row_blocks, sum(blocks) + (len(shares) if p.all_rows else 0), sum(of.passes for of in streams),
-            streamed, gathered, phases, self._seconds(plan, streamed, reads, cuts, jobs), p.max_rounds is not None,
-        )  # fmt: skip
+        blocks = [cut.blocks for cut in cuts]
+        largest = max(phases, key=lambda name: sum(phases[name].values()))
+        seconds = self._seconds(plan, streamed, reads, cuts, jobs)
+        return {
+            "passes": sum(blocks) + (len(shares) if p.all_rows else 0),
+            "solve_passes": sum(of.passes for of in streams),
+            "rounds_known": p.max_rounds is not None,
+            "class_blocks": blocks,
+            "row_blocks": row_blocks,
+            "bytes_read": streamed + gathered,
+            "bytes_streamed": streamed,
+            "bytes_gathered": gathered,
+            "peak_phase": largest,
+            "peak_parts": phases[largest],
+            "seconds": round(sum(seconds.values()) + _CONSTANT, 1),
+            "phase_seconds": {name: float(f"{of:.3g}") for name, of in seconds.items()},
+        }
 
     def _cut(self, plan: MemoryPlan, blocks: Sequence[Sequence[SearchSize]]) -> _Cut:
         """How a search with such class blocks is cut into jobs, and what the one that needs most holds."""
@@ -401,10 +376,9 @@ class PPDSparseForecaster(Forecaster):
             chosen = classes[choose_streamed(active[classes], epochs, sizes, self.X.nnz, n)]
             if len(chosen) and sizes.room is not None:
                 streamed[chosen] = True
-                turns, spilled = sizes.room.together(active[chosen], epochs, self.X.nnz)
+                turns = sizes.room.together(active[chosen])
                 passes += len(turns) * (epochs + 2)
-                for begin, end in turns:
-                    largest = max(largest, sizes.room.bytes(active[chosen[begin:end]], spilled=spilled))
+                largest = max(largest, *(n_bytes for _, n_bytes in turns))
         return _Streams(streamed, passes, largest)
 
     def _solve_reads(

@@ -26,15 +26,16 @@ from xmc_stream.kernels.domains import LABEL_GROUPS
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.kernels.products import add_transposed, multiply
-from xmc_stream.linear.guide import GUIDE, write_guide
+from xmc_stream.linear.guide import GUIDE, Guide, GuideSizes, write_guide
 from xmc_stream.linear.kernels.dcd import new_scratch
 from xmc_stream.linear.tiles import TileSizes
-from xmc_stream.linear.weights import half_holds
+from xmc_stream.linear.weights import LinearWeights, half_holds
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows
+from xmc_stream.ppdsparse.start import matched
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
@@ -53,6 +54,8 @@ _PRUNED = 2  # times the least weight of a class: that of a group
 _SAMPLE_ENTRIES, _SAMPLE_PAIRS, _SAMPLE_ROWS = 3 << 20, 1 << 20, 1 << 18  # of X, of Y, and rows, at most
 _ROW_BYTES = 96  # of a row of the sample in a solve
 _LABEL_BYTES = 64 + CLUSTERINGS  # what a split holds, and groups
+_NEW_ROWS = 64  # of a new label of a warm start, that choose its groups
+_LEAST_KEPT = 0.8  # of the labels of a warm start: with fewer, groups are learned anew
 MARGIN = 0.1  # of implied labels, where nothing else is asked for
 
 
@@ -185,21 +188,11 @@ class GroupsJob:
         solved = groups.copy()
         solved[:, counts == dataset.n_samples] = N_GROUPS  # a label of every row would make its groups so too
         blocks, biases = [], np.empty(N_GROUPS, np.float32)
-        tiles = TileSizes(0, N_GROUPS, dataset.n_features)
         for g in range(N_GROUPS):
             block, biases[g] = self._solve(sample, solved[g // GROUPS], g)
-            tiles.add(np.diff(block.indptr), block.indices)
             blocks.append(block)
-        # how many weights the labels will have is not known: so many labels mostly have more than that
-        half = self.problem.parameters.halves(large=True) and half_holds(block.values for block in blocks)
-        write_guide(Path(self.out), dataset.n_features, blocks, biases, groups, np.float16 if half else np.float32)
-        return {
-            "clusterings": CLUSTERINGS,
-            "groups": GROUPS,
-            "tile": tiles.ranges[-1].tile,
-            "weights": tiles.ranges[-1].weights,
-            "bytes_read": X.bytes_read + Y.bytes_read,
-        }
+        receipt = _written(self.out, self.problem.parameters, dataset.n_features, blocks, biases, groups)
+        return {**receipt, "bytes_read": X.bytes_read + Y.bytes_read}
 
     def _cluster(
         self, dataset: Dataset, matrices: tuple[SparseMatrix, SparseMatrix], sample: _Sample,
@@ -207,7 +200,7 @@ class GroupsJob:
     ) -> NDArray[np.uint8]:  # fmt: skip
         """Of each label the group in each clustering (CLUSTERINGS, K); labels without positives are in the first one."""
         together = _together(self.problem.plan, dataset)
-        groups = np.repeat(np.arange(0, N_GROUPS, GROUPS, dtype=np.uint8)[:, None], dataset.n_labels, axis=1)
+        groups = _first_groups(dataset.n_labels)
         for first in range(0, CLUSTERINGS, together):
             some = range(first, min(first + together, CLUSTERINGS))
             directions = np.empty((dataset.n_features, len(some), _SPLITS))
@@ -256,6 +249,26 @@ class GroupsJob:
             sets, rows, sample.x, sample.scratch, statistics, sink
         )
         return solved[0], float(statistics[0, 0])
+
+
+def _first_groups(n_labels: int) -> NDArray[np.uint8]:
+    """Every label in the first group of each clustering (CLUSTERINGS, K)."""
+    return np.repeat(np.arange(0, N_GROUPS, GROUPS, dtype=np.uint8)[:, None], n_labels, axis=1)
+
+
+def _written(
+    out: str, parameters: PPDSparseParameters, n_features: int, blocks: Sequence[Block], bias: NDArray[np.float32],
+    groups: NDArray[np.uint8],
+) -> Receipt:  # fmt: skip
+    """Write groups into a folder of a model; the numbers of clusterings and groups, and the sizes of their tile."""
+    tiles = TileSizes(0, N_GROUPS, n_features)
+    for block in blocks:
+        tiles.add(np.diff(block.indptr), block.indices)
+    # how many weights the labels will have is not known: so many labels mostly have more than that
+    half = parameters.halves(large=True) and half_holds(block.values for block in blocks)
+    write_guide(Path(out), n_features, blocks, bias, groups, np.float16 if half else np.float32)
+    of_all = tiles.ranges[-1]
+    return {"clusterings": CLUSTERINGS, "groups": GROUPS, "tile": of_all.tile, "weights": of_all.weights}
 
 
 class _Sample:
@@ -347,3 +360,71 @@ def _halves(labels: NDArray[np.int64], along: NDArray[np.float64]) -> tuple[NDAr
         chosen = values > least
         chosen[np.flatnonzero(values == least)[: first - int(chosen.sum())]] = True
     return labels[chosen], labels[~chosen]
+
+
+def takes_groups(model: LinearWeights, kept: int, new: int) -> bool:
+    """Whether a model has groups that fit so many labels of its own and new ones."""
+    sizes = GuideSizes.of(model)
+    fits = sizes is not None and (sizes.clusterings, sizes.groups) == (CLUSTERINGS, GROUPS)
+    return fits and kept >= _LEAST_KEPT * (kept + new)
+
+
+@dataclass(frozen=True)
+class KeepGroupsJob:
+    """Write the groups of a warm start's model into the folder `out` of another one: nothing of them is learned again.
+
+    Old labels stay in their groups. A new one joins, in each clustering, the group whose classifier scores its rows highest.
+    match: what a `MatchJob` left.
+    """
+
+    problem: Problem
+    model: str
+    match: str
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The same as of learning them."""
+        return GUIDE
+
+    def run(self) -> Receipt:
+        """Copy, place new labels, write; the receipt as of learning them."""
+        drop_tiles()
+        dataset, model = Dataset(self.problem.data), LinearWeights(self.model)
+        self.problem.plan.refuse_unless(group_needs(self.problem.plan, dataset), "groups of labels")
+        guide = Guide(model, GuideSizes.of(model))  # type: ignore[arg-type]  # see takes_groups
+        n, X = dataset.n_labels, dataset.X_rows()
+        found = matched(Path(self.match), n, 0, n)
+        groups = _first_groups(n)
+        kept = np.flatnonzero(found >= 0)
+        groups[:, kept] = guide.groups(0, model.n_labels)[:, found[kept]]
+        block, bias = guide.weights().block(0, N_GROUPS), guide.bias()
+        new = np.flatnonzero((found < 0) & (dataset.label_counts() > 0))
+        if len(new):
+            directions = np.zeros((dataset.n_features, N_GROUPS))
+            directions[block.indices, np.repeat(np.arange(N_GROUPS), np.diff(block.indptr))] = block.values
+            Y = dataset.Y_columns()
+            for label in new.tolist():
+                groups[:, label] = _nearest_groups(_some_rows(Y, label), X, directions, bias)
+        receipt = _written(self.out, self.problem.parameters, dataset.n_features, [block], bias, groups)
+        return {**receipt, "bytes_read": X.bytes_read}
+
+
+def _some_rows(Y: SparseMatrix, label: int) -> NDArray[np.int64]:
+    """Rows of a label, evenly spaced, ascending."""
+    counts = int(np.diff(Y.ends(label, label + 1))[0])
+    step, rows, begin = -(-counts // _NEW_ROWS), [], 0
+    for window in Y.index_windows(label, label + 1, MIB // 16):
+        rows.append(window[(-begin) % step :: step].astype(np.int64))
+        begin += len(window)
+    return np.concatenate(rows)
+
+
+def _nearest_groups(
+    rows: NDArray[np.int64], X: SparseMatrix, directions: NDArray[np.float64], bias: NDArray[np.float32]
+) -> NDArray[np.uint8]:
+    """Of each clustering the group of the highest mean score; ties go to the first."""
+    scores = np.empty((len(rows), N_GROUPS))
+    multiply(*CSR.of(X.gather(rows)), directions, scores)
+    mean = (scores.mean(axis=0) + bias).reshape(CLUSTERINGS, GROUPS)
+    return np.asarray(np.arange(CLUSTERINGS) * GROUPS + mean.argmax(axis=1), np.uint8)

@@ -17,7 +17,6 @@ from xmc_stream.linear.units import cut_units
 from xmc_stream.linear.weights import finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.ppdsparse.all_rows import takes_all_rows
-from xmc_stream.ppdsparse.carry import last_solve
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
 from xmc_stream.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.ppdsparse.path import path_of
@@ -27,7 +26,7 @@ from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.run import STARTED, PPDSparseRun
 from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.shares import solve_plan, unit_of_state
-from xmc_stream.ppdsparse.start import check_start
+from xmc_stream.ppdsparse.start import check_start, last_solve
 from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 from xmc_stream.ppdsparse.weights import LossWeights, check_weights
 from xmc_stream.runtime.job import Job, Ledger, Receipt

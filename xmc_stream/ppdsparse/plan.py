@@ -7,30 +7,31 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import reduce
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.order import GROUP, RowOrder
-from xmc_stream.linear.tiles import widest
+from xmc_stream.linear.tiles import EIGHTH, TileRange, TileSizes, widest
+from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse.kernels.search import BINS, SPARE
-from xmc_stream.ppdsparse.sizes import INTERVALS, SearchSize
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.solver import ROW_BYTES
-from xmc_stream.ppdsparse.streaming import BUFFERS
+from xmc_stream.ppdsparse.state import INSIDE, OPEN, ROOM, STATUS, UnitState
+from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
 
+BUFFERS = 3  # portions of streamed rows in memory: one takes its steps, one is read, one is planned
 ACTIVE_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
 _WEIGHT_BYTES = 24  # of an active row's weight: of its line in the block, by itself, and while it is read
 _MERGING = 60  # bytes a row, while the active set of one class is put together
-SLICES = 2048  # ranges of rows for which a class on disk keeps where its active rows begin
-SORTED = 1 << 18  # active rows of classes on disk that are sorted at a time
-_GROUPS = 1.5 * BUFFERS  # whose active rows are in memory at a time; some groups, or slices, have more than others
-_TAKEN_BYTES = 64  # of an active row that was read from disk: in its order there, and by class
 SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
 _HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
@@ -38,6 +39,9 @@ _CLASS_BYTES = 160  # of a class in a search beside its tile and what it finds: 
 _SEARCH_ROWS = 131072  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
 _MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
 _SCORE_SECONDS = 4e-10  # of an entry of X and a class in a search, about
+INTERVALS = tuple(
+    4096 << k for k in range(0, 10, 2)
+)  # rows of an interval of a search job, if it is not all of its rows
 
 
 @dataclass(frozen=True)
@@ -61,72 +65,36 @@ class StreamRoom:
     """What a solve job may hold while X streams by for large classes.
 
     nnz: entries of X, in each of BUFFERS buffers; classes: bytes for the classes solved beside each other; threads: that
-    share them.
-    share: of all rows, those of BUFFERS groups, so also of the active rows on disk what is in memory. n_strips: of X.
+    share them. n_strips: of X.
     """
 
     nnz: int
     classes: int
     threads: int
     n_features: int
-    share: float
     n_strips: int
 
     def group_bytes(self, order: RowOrder) -> int:
         """Of BUFFERS groups of rows: their places and numbers, each thread's scratch."""
         return ((58 * BUFFERS + 40 * self.threads) << order.strip_bits) * GROUP + MIB
 
-    def bytes(
-        self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None, spilled: bool = False
-    ) -> int:
-        """Of classes with so many active rows: v and the active rows, and what putting the largest together takes.
-
-        n_found: rows that the searches found for each, where that is known. spilled: with the active rows on disk by strips.
-        """
-        most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
-        return self._bytes(len(n_active), int(n_active.sum()), int(most.max(initial=0)), spilled)
-
-    def _bytes(self, classes: int, active: int, most: int, spilled: bool) -> int:
-        """Of so many classes with so many active rows in all; most: of the largest, merged."""
-        merging, v = _MERGING * most, 8 * self.n_features * classes
-        if not spilled:
-            return v + 4 * (self.n_strips + 1) * classes + ACTIVE_BYTES * active + merging
-        taken = max(active * self.share, SORTED, _GROUPS * active / SLICES)
-        return v + 8 * (SLICES + 8) * classes + max(merging, int(_TAKEN_BYTES * taken))
-
     def together(
-        self, n_active: NDArray[np.int64], epochs: int, nnz: int, n_found: NDArray[np.int64] | None = None
-    ) -> tuple[list[tuple[int, int]], bool]:
-        """Ranges of classes that fit beside each other, a larger one by itself; whether their active rows go to disk.
+        self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None
+    ) -> list[tuple[tuple[int, int], int]]:
+        """Ranges of classes that fit beside each other, a larger one by itself, and the bytes that each takes.
 
-        They do where that reads and writes less. nnz: entries of X; epochs: that stream them.
+        n_found: rows that the searches found for each, where that is known.
         """
-        memory, disk = (self._cut(n_active, n_found, spilled) for spilled in (False, True))
-        sweep = 8 * nnz * (epochs + 2)
-        moved = 16 * int(n_active.sum()) * (2 * epochs + 6)
-        spilled = len(disk) * sweep + moved < len(memory) * sweep
-        return (disk, True) if spilled else (memory, False)
-
-    def _cut(
-        self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None, spilled: bool
-    ) -> list[tuple[int, int]]:
-        if not len(n_active):
-            return []
-        if self.bytes(n_active, n_found, spilled) <= self.classes:
-            return [(0, len(n_active))]
         most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
-        cuts, begin, active, largest = [], 0, 0, 0
-        # plain numbers: forecasts cut a million classes again and again
-        for at, (mine, merged) in enumerate(zip(n_active.tolist(), most.tolist(), strict=True)):
-            active, largest = active + mine, max(largest, merged)
-            if at > begin and self._bytes(at + 1 - begin, active, largest, spilled) > self.classes:
-                cuts.append((begin, at))
-                begin, active, largest = at, mine, merged
-        return [*cuts, (begin, len(n_active))]
-
-    def passes(self, n_active: NDArray[np.int64], epochs: int, nnz: int) -> int:
-        """How often X streams by for these classes: every epoch, once before and once after."""
-        return len(self.together(n_active, epochs, nnz)[0]) * (epochs + 2)
+        cuts, begin = [], 0
+        while begin < len(n_active):
+            # of the classes from here on: what the first, the first two, ... take
+            of_class = 8 * self.n_features + 4 * (self.n_strips + 1) + ACTIVE_BYTES * n_active[begin:]
+            taken = np.cumsum(of_class) + _MERGING * np.maximum.accumulate(most[begin:])
+            n = max(1, int(np.searchsorted(taken, self.classes, "right")))
+            cuts.append(((begin, begin + n), int(taken[n - 1])))
+            begin += n
+        return cuts
 
 
 def longest_of(dataset: Dataset) -> int:
@@ -156,7 +124,7 @@ def plan_solve(
     threads, streaming, least = plan.threads // t, 0, 8 * n_features + 4 * MIB
     if n_samples > order.large:
         # beside a group: for taking weights
-        streaming = StreamRoom(0, 0, threads, n_features, 0.0, 0).group_bytes(order) + 25 * n_features
+        streaming = StreamRoom(0, 0, threads, n_features, 0).group_bytes(order) + 25 * n_features
         least += 2 * BUFFERS * max(0, plan.longest - MIB // 2)
         if streaming + least > needs["rows"] // t:
             needs = {"large classes": t * (streaming + least)}
@@ -170,8 +138,7 @@ def plan_solve(
     if streaming:
         # half of what is left at most; a group takes 16 to 32 MiB on average
         nnz = max(plan.longest, min((left - streaming - 8 * n_features) // (2 * BUFFERS), 36 * MIB)) // 8
-        share = _GROUPS * (GROUP << order.strip_bits) / n_samples
-        room = StreamRoom(nnz, left - streaming - 8 * BUFFERS * nnz, threads, n_features, share, order.n_strips)
+        room = StreamRoom(nnz, left - streaming - 8 * BUFFERS * nnz, threads, n_features, order.n_strips)
     return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room, beside)
 
 
@@ -192,9 +159,53 @@ def choose_streamed(
         gathered = nnz * (1 + n_active.sum() / max(sizes.max_rows, 1))
     else:
         gathered = np.minimum(SCATTER * mean * n_active, nnz).sum()
-    streams_less = bool(sizes.room.passes(n_active, epochs, nnz) * nnz < gathered)
+    streams_less = len(sizes.room.together(n_active)) * (epochs + 2) * nnz < gathered
     shared = sizes.room.threads > 1 and epochs + 2 <= _HELD_PASSES * sizes.room.threads
     return np.asarray(~fits | streams_less | shared)
+
+
+def held_rows(sizes: NDArray[Any]) -> list[int]:
+    """How many rows some classes with so many rows hold at a time: for each of INTERVALS, and where an interval is all rows."""
+    return [*(int(np.minimum(sizes, interval).sum()) for interval in INTERVALS), int(sizes.sum())]
+
+
+@dataclass(frozen=True)
+class SearchSize:
+    """What a search needs for some classes of a unit: their tile; rows wanted, and of active sets, as `held_rows`."""
+
+    span: TileRange
+    wanted: Sequence[int]
+    active: Sequence[int]
+
+
+def next_search(path: Path, unit: Unit, dataset: Dataset, parameters: PPDSparseParameters) -> Receipt:
+    """Of the job that wrote a unit's state: how many classes are open, and what the search after it needs for them.
+
+    The sizes of tiles are exact; a tile of fewer weights, for an approximate search, is smaller. Searches hold open classes
+    alone, so one tile is enough for a wide unit too.
+    """
+    n, n_features = unit.last - unit.first, dataset.n_features
+    state = UnitState(path, n, dataset.n_samples, n_features)
+    open_ = state.statistics[:, STATUS] == OPEN
+    occurrences = dataset.feature_counts() if parameters.approximate else None
+    tiles = TileSizes(*unit, n_features, occurrences, EIGHTH * len(unit.numbers))
+    tiles.in_tiles[:] = open_
+    for w in state.weights.blocks(max(4 * MIB, 16 * n_features)):
+        lengths, mine = np.diff(w.indptr), open_[w.start : w.start + w.n]
+        tiles.add(lengths * mine, w.indices if mine.all() else w.indices[np.repeat(mine, lengths)])
+    wanted = np.where(open_, state.statistics[:, ROOM], 0)
+    active = np.where(open_, np.diff(state.active.ends(0, n)), 0)
+    ranges = []
+    for span in tiles.ranges:
+        of = slice(span.first - unit.first, span.last - unit.first)
+        ranges.append([*astuple(span), held_rows(wanted[of]), held_rows(active[of])])
+    return {
+        "open": int(open_.sum()),
+        "nnz": state.weights.nnz,
+        "inside": float(state.statistics[open_, INSIDE].max(initial=0.0)),
+        "tile_ranges": ranges,
+        **({"work": tiles.work} if parameters.approximate else {}),
+    }
 
 
 @dataclass(frozen=True)

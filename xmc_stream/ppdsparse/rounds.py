@@ -18,9 +18,9 @@ from xmc_stream.methods.contract import WEIGHTS
 from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.candidates import CandidateFile
 from xmc_stream.ppdsparse.groups import guide_weight
-from xmc_stream.ppdsparse.outline import Outline, part_of
-from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
+from xmc_stream.ppdsparse.parameters import EXACT, PPDSparseParameters
 from xmc_stream.ppdsparse.plan import (
+    SearchSize,
     SolvePlan,
     class_blocks,
     longest_of,
@@ -32,7 +32,6 @@ from xmc_stream.ppdsparse.problem import Found, Problem, Share
 from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.ppdsparse.shares import JoinSharesJob, remove_shares, solve_plan
-from xmc_stream.ppdsparse.sizes import SearchSize
 from xmc_stream.ppdsparse.solve import SolveJob
 from xmc_stream.ppdsparse.start import weights_of_terms
 from xmc_stream.ppdsparse.weights import LossWeights
@@ -43,7 +42,10 @@ from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import UNIT
 from xmc_stream.store.places import make_folder
 
+_ALL_ROUNDS, _WRITING = 0.85, 0.97  # of a run: where rounds of every class end, and where the model is written
 BROUGHT = ("fresh", "used")  # in receipts of solves: see `SolveJob`; of approximate searches alone
+
+Span = tuple[float, float]
 
 
 @dataclass
@@ -113,8 +115,18 @@ class Rounds:
         return weights_of_terms(LinearWeights(self.warm_start))
 
     @cached_property
-    def _outline(self) -> Outline:
-        return Outline(self.parameters, self.seconds)
+    def spans(self) -> dict[str, Span | None]:
+        """See `spans_of`."""
+        return spans_of(self.parameters, self.seconds)
+
+    def _words(self, doing: str, round_: int) -> str:
+        """What a round does, and which one it is."""
+        p, common = self.parameters, self.parameters.common_rounds
+        if common is None:
+            return f"{doing}, round {round_ + 1} of as many as it takes"
+        if round_ < common:
+            return f"{doing}, round {round_ + 1} of {common}"
+        return f"{doing}, round {round_ + 1} of at most {p.max_rounds}, of classes far from their optimum"
 
     def _kernels_of(self, round_: int) -> Job | None:
         """What a round calls that one on all rows does not; also of a run that was resumed in it."""
@@ -130,7 +142,7 @@ class Rounds:
         """
         folder, number = self.state(f"solve-{round_}"), round_ + 1
         make_folder(folder)
-        words, span = self._outline.words("solving", round_), self._outline.span(f"solve/{round_}")
+        words, span = self._words("solving", round_), self.spans.get(f"solve/{round_}")
         shares, sizes = self.solve_plan(round_)
         todo = [share for share in shares if share.whole or not self.knows(f"solve/{round_}/{share.unit.name}")]
         jobs = [*beside, *(self._solve_job(round_, found or Found(), share, sizes) for share in todo)]
@@ -198,9 +210,7 @@ class Rounds:
                 )
                 return Found(files, kind, sum(receipt["found"] for receipt in known))
         check = round_ in (self.parameters.common_rounds, self.parameters.max_rounds) and round_ > 0
-        blocks = [
-            self._search_jobs(round_, check, kind, *block) for block in self._cut_classes(round_, check, kind, solves)
-        ]
+        blocks = [self._search_jobs(round_, check, kind, *block) for block in self._cut_classes(round_, check, solves)]
         jobs = [job for block in blocks for job in block]
         files = tuple(CandidateFile(job.first, job.last, job.out) for job in jobs)
         cut = {
@@ -219,11 +229,11 @@ class Rounds:
 
     def _search_phase(self, round_: int, checks: bool, jobs: Sequence[Job], block: int, blocks: int) -> Phase:
         name = "check" if checks else f"round {round_ + 1}: search" if round_ else "warm start: search"
-        words = "checking all rows" if checks else self._outline.words("searching for violators", round_)
-        span = self._outline.span(f"search/{round_}")
+        words = "checking all rows" if checks else self._words("searching for violators", round_)
+        span = self.spans.get(f"search/{round_}")
         if blocks > 1:
             name, words = f"{name} {block + 1}/{blocks}", f"{words}, part {block + 1} of {blocks}"
-            span = part_of(span, block, blocks)
+            span = _part_of(span, block, blocks)
         return Phase(
             name, jobs, words, span, unit="" if checks else "round", number=round_ + 1 if round_ else 0, twice=True,
             loads=self._kernels_of(round_),
@@ -252,13 +262,11 @@ class Rounds:
         return jobs
 
     def _cut_classes(
-        self, round_: int, check: bool, kind: str, solves: list[Receipt]
+        self, round_: int, check: bool, solves: list[Receipt]
     ) -> Iterator[tuple[tuple[UnitSpan, ...], int, int, list[tuple[int, int]]]]:
         """Class blocks, of open classes: spans, rows of an interval, parts that jobs take, ranges of rows."""
-        d, ranges = self.dataset, "tile_ranges"
-        if kind == APPROXIMATE and self.parameters.fewer_weights:
-            ranges = "approximate_ranges"
-        units = [[SearchSize(TileRange(*span[:4]), *span[4:]) for span in receipt[ranges]] for receipt in solves]
+        d = self.dataset
+        units = [[SearchSize(TileRange(*span[:4]), *span[4:]) for span in receipt["tile_ranges"]] for receipt in solves]
         if check:
             units = [
                 [replace(size, wanted=[size.span.last - size.span.first] * len(size.wanted)) for size in sizes]
@@ -284,3 +292,35 @@ class Rounds:
                         span, first=first, last=min(first + step, span.last), tile_bytes=span.tile_bytes * UNIT
                     )
                     yield (few,), interval, 1, rows
+
+
+def _part_of(span: Span | None, part: int, parts: int) -> Span | None:
+    """One of several equal parts."""
+    if span is None:
+        return None
+    begin, end = span
+    return begin + (end - begin) * part / parts, begin + (end - begin) * (part + 1) / parts
+
+
+def spans_of(p: PPDSparseParameters, seconds: Mapping[str, float]) -> dict[str, Span | None]:
+    """From where to where each phase takes the whole run; of none where nobody knows how many rounds there will be.
+
+    seconds: as of `Rounds`. Rounds that only some classes need come behind the others.
+    """
+    if p.common_rounds is None or p.max_rounds is None:
+        return {}
+    seconds = dict(seconds)
+    last = seconds.pop("finalise", 0.0)
+    before = max(sum(seconds.values()), 1e-9)
+    rounds = [name for r in range(p.max_rounds) for name in (f"solve/{r}", f"search/{r + 1}")]
+    ends = p.all_rows and p.max_rounds == 1  # nothing is searched
+    more = [name for name in rounds if name not in seconds and not ends]
+    end, written = (_ALL_ROUNDS, _WRITING) if more else (before / (before + last),) * 2
+    spans: dict[str, Span | None] = {}
+    at = 0.0
+    for name, of in seconds.items():
+        spans[name] = end * at / before, end * (at + of) / before
+        at += of
+    for i, name in enumerate(more):
+        spans[name] = _part_of((end, written), i, len(more))
+    return {**spans, "finalise": (written, 1.0)}

@@ -17,21 +17,21 @@ from xmc_stream.linear.guide import GUIDE
 from xmc_stream.linear.implied import IMPLIED, ImpliedJob, implied_attributes
 from xmc_stream.linear.weights import LinearWeights, finalise_key, starts_of, unit_path
 from xmc_stream.methods.contract import WRITING
-from xmc_stream.ppdsparse.carry import CarryJob
 from xmc_stream.ppdsparse.finalise import FinaliseJob, figures_of
 from xmc_stream.ppdsparse.groups import (
     GroupsJob,
+    KeepGroupsJob,
     groups_run_beside,
     guide_attributes,
     guide_weight,
     implied_margin,
+    takes_groups,
 )
-from xmc_stream.ppdsparse.kept_groups import KeepGroupsJob, takes_groups
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, LARGE_MODEL, NARROW, WORTH
 from xmc_stream.ppdsparse.problem import Found
 from xmc_stream.ppdsparse.rounds import BROUGHT, Rounds
 from xmc_stream.ppdsparse.scale import least_weight
-from xmc_stream.ppdsparse.start import MatchJob, StartJob, match_bytes, say_matched
+from xmc_stream.ppdsparse.start import CarryJob, MatchJob, StartJob, match_bytes, say_matched
 from xmc_stream.ppdsparse.state import UnitState, open_gap, update_statistics
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.store.model import HALVES
@@ -220,7 +220,7 @@ class PPDSparseRun(Rounds):
             for unit in self.units
         ]  # fmt: skip
         implied = yield from self._find_implied()
-        receipts = yield Phase("finalise", jobs, WRITING, self._outline.span("finalise"), twice=True)
+        receipts = yield Phase("finalise", jobs, WRITING, self.spans.get("finalise"), twice=True)
         groups = self.ledger.get(GUIDE)
         return {
             "rounds": round_,

@@ -44,6 +44,10 @@ class RowBits:
         marked_rows(self.words, union)
         return union
 
+    def has(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of some rows are marked."""
+        return np.asarray((self.words[rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) > 0)
+
     def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which of the marked rows each row is; they are counted."""
         at = np.empty(len(rows), np.int64)

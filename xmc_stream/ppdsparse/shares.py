@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +22,10 @@ from xmc_stream.linear.weights import Unit
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.plan import SolvePlan, plan_solve
+from xmc_stream.ppdsparse.plan import SolvePlan, next_search, plan_solve
 from xmc_stream.ppdsparse.problem import Problem, Share
-from xmc_stream.ppdsparse.sizes import CountedWriter, NextSearch, runs
 from xmc_stream.ppdsparse.solver import row_order, start_sizes
-from xmc_stream.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, WRITER_BYTES, UnitState, new_unit_state
+from xmc_stream.ppdsparse.state import WRITER_BYTES, UnitState, new_unit_state
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset
@@ -133,31 +132,14 @@ class JoinSharesJob:
     def run(self) -> Receipt:
         """Copy; the receipt is that of a job that solves the whole unit, without what the shares' receipts say."""
         drop_tiles()
-        dataset, (first, last) = Dataset(self.problem.data), self.unit
-        n_samples, n_features, folder = dataset.n_samples, dataset.n_features, Path(self.folder)
-
-        def states() -> Iterator[UnitState]:  # one at a time: each is several open files
-            for of in self.shares:
-                yield UnitState(folder / of.name, of.last - of.first, n_samples, n_features)
-
-        with new_unit_state(folder / self.unit.name, last - first, n_samples, n_features) as writer:
-            writer.statistics[:] = np.concatenate([state.statistics for state in states()])
-            open_ = writer.statistics[:, STATUS] == OPEN
-            search = NextSearch(dataset, self.problem, self.round, self.unit, open_)
-            out, sizes = CountedWriter(writer, search), []
-            for state in states():
-                sizes.append(np.diff(state.active.ends(0, len(state.statistics))))
-                done = state.statistics[:, STATUS] == DONE
-                for low, high in runs(done):
-                    out.copy(state, low, high, bool(done[low]))
-        heaps = writer.statistics[:, ROOM].astype(np.int64)
-        return {
-            "open": int(open_.sum()),
-            "nnz": writer.weights.nnz,
-            "inside": float(writer.statistics[open_, INSIDE].max(initial=0.0)),
-            **self.sums,
-            **search.receipt(heaps, np.where(open_, np.concatenate(sizes), 0)),
-        }
+        dataset, path = Dataset(self.problem.data), Path(self.folder) / self.unit.name
+        shape = dataset.n_samples, dataset.n_features
+        with new_unit_state(path, self.unit.last - self.unit.first, *shape) as writer:
+            for share in self.shares:
+                state = UnitState(path.with_name(share.name), share.last - share.first, *shape)
+                writer.statistics[share.first - self.unit.first : share.last - self.unit.first] = state.statistics
+                writer.copy(state, 0, share.last - share.first)
+        return {**next_search(path, self.unit, dataset, self.problem.parameters), **self.sums}
 
 
 def solve_plan(

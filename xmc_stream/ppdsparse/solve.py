@@ -15,12 +15,10 @@ from xmc_stream.linear.kernels.penalty import Times
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
 from xmc_stream.ppdsparse.batches import Batches
-from xmc_stream.ppdsparse.large_classes import LargeClasses
 from xmc_stream.ppdsparse.parameters import EXACT
-from xmc_stream.ppdsparse.plan import SolvePlan, choose_streamed
+from xmc_stream.ppdsparse.plan import SolvePlan, choose_streamed, next_search
 from xmc_stream.ppdsparse.problem import Found, Problem, Share
 from xmc_stream.ppdsparse.sets import RoundSets
-from xmc_stream.ppdsparse.sizes import CountedWriter, NextSearch
 from xmc_stream.ppdsparse.solver import Solver, added_sizes, has_dense_rows, ramp_of, row_order, start_sizes
 from xmc_stream.ppdsparse.state import (
     BIAS,
@@ -34,11 +32,13 @@ from xmc_stream.ppdsparse.state import (
     STATUS,
     SURE,
     UnitState,
+    UnitStateWriter,
     close_classes,
     new_unit_state,
     set_known,
     update_statistics,
 )
+from xmc_stream.ppdsparse.streaming import LargeClasses
 from xmc_stream.ppdsparse.weights import ShareWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
@@ -111,26 +111,20 @@ class _ShareSolve:
         p = job.problem.parameters
         with new_unit_state(Path(job.out), self.n, *self.shape) as writer:
             n_found = self._begin(writer.statistics)
-            open_, search = writer.statistics[:, STATUS] == OPEN, None
-            if share.whole:  # else the job that joins the shares counts
-                search = NextSearch(d, job.problem, job.round, share.unit, open_)
-            out = CountedWriter(writer, search)
             if job.on_all_rows:
-                self._solve_on_all_rows(out)
+                self._solve_on_all_rows(writer)
             else:
-                self._solve_on_active_sets(n_found, out)
+                self._solve_on_active_sets(n_found, writer)
             open_ = writer.statistics[:, STATUS] == OPEN
             heaps = np.where(open_, added_sizes(self.kept, p.added, n_samples, p.growth_after(job.round)), 0)
             writer.statistics[:, ROOM] = heaps
         return {
-            "open": int(open_.sum()),
-            "nnz": writer.weights.nnz,
-            "inside": float(writer.statistics[open_, INSIDE].max(initial=0.0)),
+            # else the job that joins the shares says so
+            **(next_search(Path(job.out), share.unit, d, p) if share.whole else {}),
             "bytes_read": self.X.bytes_read + self.sets.Y.bytes_read + self.looked_up,
             **({"passes": 1.0} if job.on_all_rows else {}),
             **({"solve_passes": self.passes} if self.passes else {}),
             **({"fresh": self.fresh, "used": self.used} if p.approximate else {}),
-            **({} if search is None else search.receipt(heaps, self.kept)),
         }
 
     def _begin(self, statistics: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -149,14 +143,9 @@ class _ShareSolve:
         self.n_active = np.diff(sets.previous.active.ends(sets.line, sets.line + n)) + np.minimum(sets.room, n_found)
         return n_found
 
-    def _solve_on_all_rows(self, out: CountedWriter) -> None:
+    def _solve_on_all_rows(self, out: UnitStateWriter) -> None:
         """Solve every class of which there is something to learn, with all rows in its active set."""
-        p, seed, n_samples, writer = (
-            self.job.problem.parameters,
-            self.job.problem.seed,
-            self.dataset.n_samples,
-            out.writer,
-        )
+        p, seed, n_samples = self.job.problem.parameters, self.job.problem.seed, self.dataset.n_samples
         learned = np.flatnonzero(out.statistics[:, STATUS] == OPEN)
         weights = Times(self.weights.of(learned), self.weights.of_rows.of_range(0, n_samples))
         x, y = self.X.block(0, n_samples), self.sets.Y.gather(self.sets.first + learned)
@@ -169,16 +158,14 @@ class _ShareSolve:
             self.kept[mine] = solved.active[0]
             of_all = np.zeros((2, end - begin), np.int64)  # also of those between them
             of_all[:, mine - begin] = solved.active[0], solved.weights[0]
-            writer.active.append(of_all[0], *solved.active[1:])
-            writer.weights.append(of_all[1], *solved.weights[1:])
-            known = out.statistics[begin:end]
-            close_classes(known, True, p, self.job.round + 1)  # every row has been looked at: no check
-            if out.search is not None:
-                out.search.count_solved(of_all[1], *solved.weights[1:], known[:, STATUS] == OPEN)
+            out.active.append(of_all[0], *solved.active[1:])
+            out.weights.append(of_all[1], *solved.weights[1:])
+            # every row has been looked at: no check
+            close_classes(out.statistics[begin:end], True, p, self.job.round + 1)
             begin = end
         out.add_empty(self.n - begin)
 
-    def _solve_on_active_sets(self, n_found: NDArray[np.int64], out: CountedWriter) -> None:
+    def _solve_on_active_sets(self, n_found: NDArray[np.int64], out: UnitStateWriter) -> None:
         """Solve the open classes: those that stream first, then all in turn, a batch at a time."""
         sets, known = self.sets, out.statistics
         streamed, large = self._stream(n_found, known)
@@ -190,12 +177,12 @@ class _ShareSolve:
         for low, high in self._cut(kind, self.n_active + n_found // 4):
             if kind[low] == _STREAMED and large is not None:
                 line = int(np.searchsorted(streamed, low))
-                out.copy(large, line, line + high - low, done=False)
+                out.copy(large, line, line + high - low)
             elif (known[low:high, STATUS] == OPEN).any():
                 solved = kind[low:high] == _SOLVED
                 self.kept[low:high] = np.where(solved, batches.solve(low, high, solved), 0)
             elif sets.previous is not None:
-                out.copy(sets.previous, sets.line + low, sets.line + high, done=True)
+                out.copy(sets.previous, sets.line + low, sets.line + high)
             else:
                 out.add_empty(high - low)
         if large is not None:

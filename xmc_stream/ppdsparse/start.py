@@ -1,4 +1,4 @@
-"""Warm start: the state that a first search and solve begin from, made of a model's weights.
+"""Warm start: the state that a first search and solve begin from, made of a model's weights; or another setting's state.
 
 A label of the data is one of the model's by its name, where both have names of labels, else by its id. A label that the
 model does not have, or had no rows of, or whose rows are many more or fewer now, begins from nothing.
@@ -16,15 +16,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
-from xmc_stream.errors import InputError
-from xmc_stream.linear.tiles import TileSizes
+from xmc_stream.errors import InputError, StoreError
 from xmc_stream.linear.weights import LinearWeights, Unit
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.kernels.active import start_sets
+from xmc_stream.ppdsparse.plan import next_search
 from xmc_stream.ppdsparse.problem import Problem
-from xmc_stream.ppdsparse.sizes import search_sizes, search_tiles
-from xmc_stream.ppdsparse.solver import start_sizes, warm_sizes
-from xmc_stream.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, SURE, UnitStateWriter, new_unit_state, set_known
+from xmc_stream.ppdsparse.solver import added_sizes, start_sizes, warm_sizes
+from xmc_stream.ppdsparse.state import (
+    BIAS,
+    DONE,
+    FRESH,
+    INSIDE,
+    OPEN,
+    ROOM,
+    STATUS,
+    SURE,
+    UnitState,
+    UnitStateWriter,
+    new_unit_state,
+    set_known,
+)
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.chunks import read_small
@@ -187,10 +199,8 @@ class StartJob:
         first, last = self.unit
         Y = dataset.Y_columns()
         counts = np.diff(Y.ends(first, last))
-        tiles = search_tiles(self.unit, n_features)
         learned = (counts > 0) & (counts < n_samples)
         found = np.where(learned, matched(Path(self.match), dataset.n_labels, first, last), -1)
-        tiles.in_tiles[:] = learned
         drawn = np.where(learned & (found < 0), start_sizes(counts, n_samples), 0)
         drawn[counts + drawn > 2 * _ROWS] = 0  # these are not read at once: the next search brings negatives
         with new_unit_state(Path(self.out), last - first, n_samples, n_features) as writer:
@@ -200,10 +210,10 @@ class StartJob:
             heaps = np.where(found >= 0, warm_sizes(counts, self.problem.parameters.added, n_samples), 0)
             writer.statistics[:, ROOM] = heaps
             self._write_sets(writer, Y, counts, drawn)
-            n_bytes = self._write_weights(writer, model, found, tiles)
+            n_bytes = self._write_weights(writer, model, found)
             set_known(writer.statistics, counts, n_samples)
         return {
-            "tile_ranges": search_sizes(tiles.ranges, first, heaps, counts + drawn),
+            **next_search(Path(self.out), self.unit, dataset, self.problem.parameters),
             "bytes_read": Y.bytes_read + n_bytes,
         }
 
@@ -228,16 +238,12 @@ class StartJob:
                 writer.active.append(np.diff(ptr), rows, np.zeros(len(rows)))
             low = high
 
-    def _write_weights(
-        self, writer: UnitStateWriter, model: LinearWeights, found: NDArray[np.int64], tiles: TileSizes
-    ) -> int:
+    def _write_weights(self, writer: UnitStateWriter, model: LinearWeights, found: NDArray[np.int64]) -> int:
         """The model's weights and biases of the labels found; returns bytes read."""
         n_bytes, opened = 0, None
         for low, high in _runs(found):
             if found[low] < 0:
-                nothing = np.zeros(high - low, np.int64), np.zeros(0, np.int32)
-                writer.weights.append(*nothing, np.zeros(0, np.float32))
-                tiles.add(*nothing)
+                writer.weights.append(np.zeros(high - low, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
                 continue
             old = int(found[low])
             for unit, begin, end in model.parts(old, old + high - low):
@@ -248,6 +254,49 @@ class StartJob:
                 before = weights.bytes_read
                 for w in weights.blocks(max(4 * MIB, 16 * weights.shape[0]), begin, end):
                     writer.weights.append(np.diff(w.indptr), w.indices, w.values)
-                    tiles.add(np.diff(w.indptr), w.indices)
                 n_bytes += weights.bytes_read - before
         return n_bytes
+
+
+def last_solve(state: Path) -> Path:
+    """The folder of the last round, of the state that a run left. Raises StoreError where there is none."""
+    rounds = [int(folder.name.removeprefix("solve-")) for folder in state.glob("solve-*")]
+    if not rounds:
+        raise StoreError(f"{state} has no round to go on from: train the model that it is of again")
+    return state / f"solve-{max(rounds)}"
+
+
+@dataclass(frozen=True)
+class CarryJob:
+    """A unit's state for round 0: that of another run on the same rows, with all classes open.
+
+    alpha stays: it is feasible for every lam and tau, and for the squared hinge for every C.
+    """
+
+    problem: Problem
+    unit: Unit
+    previous: str
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The unit, under the name of the solve that this is instead of."""
+        return f"solve/0/{self.unit.name}"
+
+    def run(self) -> Receipt:
+        """Copy; the receipt has the sizes that the search is planned from."""
+        drop_tiles()
+        dataset, (first, last) = Dataset(self.problem.data), self.unit
+        shape = dataset.n_samples, dataset.n_features
+        state = UnitState(Path(self.previous), last - first, *shape)
+        p = self.problem.parameters
+        with new_unit_state(Path(self.out), last - first, *shape) as writer:
+            writer.statistics[:] = state.statistics
+            writer.statistics[state.statistics[:, STATUS] == DONE, STATUS] = OPEN
+            open_ = writer.statistics[:, STATUS] == OPEN
+            writer.statistics[open_, INSIDE] = np.inf  # unknown: no class is done
+            heaps = added_sizes(np.diff(state.active.ends(0, last - first)), p.added, shape[0], p.growth_after(0))
+            writer.statistics[:, ROOM] = np.where(open_, heaps, 0)
+            writer.copy(state, 0, last - first)
+        n_bytes = state.active.bytes_read + state.weights.bytes_read
+        return {**next_search(Path(self.out), self.unit, dataset, p), "bytes_read": n_bytes}

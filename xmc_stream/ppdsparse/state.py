@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.linear.kernels.penalty import ONCE
-from xmc_stream.ppdsparse.candidates import CandidateRows
+from xmc_stream.ppdsparse.candidates import CandidateRows, holding
 from xmc_stream.ppdsparse.parameters import DOUBLINGS, FAR, PATIENCE, ROUNDING, PPDSparseParameters
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.matrix import SparseMatrix
@@ -35,6 +35,16 @@ class UnitStateWriter:
         self.active = PackedMatrixWriter(pack, "active", "csr_matrix", (n_classes, n_samples), np.float64)
         self.weights = PackedMatrixWriter(pack, "weights", "csc_matrix", (n_features, n_classes), np.float32)
         self.statistics = np.zeros((n_classes, N_STATISTICS))
+
+    def copy(self, state: UnitState, low: int, high: int) -> None:
+        """Lines [low, high) of another state as the next ones: active sets and weights."""
+        self.active.copy(state.active, low, high)
+        self.weights.copy(state.weights, low, high)
+
+    def add_empty(self, n: int) -> None:
+        """Classes of which nothing is to be learned."""
+        self.active.append(np.zeros(n, np.int64), np.zeros(0, np.int32), np.zeros(0))
+        self.weights.append(np.zeros(n, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 @contextmanager
@@ -58,11 +68,6 @@ class UnitState:
         self.statistics = read_small(path, "statistics", n_classes * N_STATISTICS, np.float64).reshape(-1, N_STATISTICS)
         self.active = SparseMatrix(path / "active").expect((n_classes, n_samples), "csr_matrix", np.float64)
         self.weights = SparseMatrix(path / "weights").expect((n_features, n_classes), "csc_matrix", np.float32)
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the ranges read so far."""
-        return self.active.bytes_read + self.weights.bytes_read
 
 
 def set_known(statistics: NDArray[np.float64], counts: NDArray[np.int64], n_samples: int) -> None:
@@ -90,14 +95,12 @@ def update_statistics(
     """
     n = len(statistics)
     n_found, losses, best = np.zeros(n, np.int64), np.zeros(n), np.full(n, -np.inf)
-    for found in searched:
-        low, high = max(first, found.first), min(first + n, found.last)
-        if low < high:
-            mine = slice(low - first, high - first)
-            n_found[mine] += found.of_classes("counts", low, high)
-            losses[mine] += found.of_classes("losses", low, high)
-            best[mine] = np.maximum(best[mine], found.of_classes("best", low, high))
-            found.rest()
+    for found, low, high in holding(searched, first, first + n):
+        mine = slice(low - first, high - first)
+        n_found[mine] += found.of_classes("counts", low, high)
+        losses[mine] += found.of_classes("losses", low, high)
+        best[mine] = np.maximum(best[mine], found.of_classes("best", low, high))
+        found.rest()
     if not exact:
         return n_found
     open_ = statistics[:, STATUS] == OPEN

@@ -9,13 +9,15 @@ it holds whole. Which of the two solves a class is a matter of memory, and no bi
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +26,9 @@ from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, CSRBlock
 from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
-from xmc_stream.linear.kernels.dcd import row_squares
-from xmc_stream.linear.kernels.penalty import Ramp, Times
+from xmc_stream.linear.kernels.dcd import dual_terms, row_squares, take_weights
+from xmc_stream.linear.kernels.penalty import Ramp, Times, of_class
+from xmc_stream.ppdsparse.active_rows import DiskRows, MemoryRows, Taken, rows_on_disk
 from xmc_stream.ppdsparse.kernels.stream import (
     ActiveRows,
     Epoch,
@@ -40,43 +43,17 @@ from xmc_stream.ppdsparse.kernels.stream import (
     start_range,
     violation_range,
 )
-from xmc_stream.ppdsparse.sets import Weights
+from xmc_stream.ppdsparse.plan import BUFFERS, StreamRoom
+from xmc_stream.ppdsparse.sets import RoundSets, Weights
 from xmc_stream.ppdsparse.solver import Solver
-from xmc_stream.ppdsparse.weights import RowWeights
+from xmc_stream.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
+from xmc_stream.ppdsparse.weights import RowWeights, ShareWeights
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.matrix import Buffer, SparseMatrix
 from xmc_stream.system.stop import stop_if_unwanted
 
-BUFFERS = 3  # portions in memory: one takes its steps, one is read, one is planned
+_STEP = MIB // 8  # active rows whose weights are read at a time
 _SHARES = 8  # ranges of classes for each thread: some have more to do, and the last one ends soon
-
-
-@dataclass
-class Taken:
-    """What a store of active rows gave out."""
-
-    active: ActiveRows
-
-
-class ActiveRowStore(Protocol):
-    """Where the active rows of some classes are: in memory, or on disk. A portion is taken while another one is worked on."""
-
-    n_classes: int
-
-    def take(self, ranges: Sequence[tuple[int, int]]) -> Taken:
-        """The active rows with rows in some ranges (ascending), or all with their `starts`."""
-        ...
-
-    def give_back(self, taken: Taken) -> None:
-        """What was taken has been changed."""
-        ...
-
-    def sleeping(self) -> NDArray[np.bool_]:
-        """For each class, whether some of its rows are asleep."""
-        ...
-
-    def wake(self, classes: NDArray[np.bool_]) -> None:
-        """Wake all rows of these classes."""
-        ...
 
 
 # on a portion, for classes [first, last), with a thread's scratch
@@ -154,7 +131,12 @@ class StreamSolver:
     """
 
     def __init__(
-        self, solver: Solver, active: ActiveRowStore, x: StreamedRows, of_classes: NDArray[np.float64], threads: int = 1
+        self,
+        solver: Solver,
+        active: MemoryRows | DiskRows,
+        x: StreamedRows,
+        of_classes: NDArray[np.float64],
+        threads: int = 1,
     ) -> None:
         self.solver, self.active, self._x, self._of_classes, self.threads = solver, active, x, of_classes, threads
         self.n_samples, self.strip_bits, self.penalty = solver.order.n_samples, solver.order.strip_bits, solver.penalty
@@ -337,3 +319,90 @@ class StreamSolver:
             return Portion(taken, group, RowsAtHand(buffer.local_of, x, squares, times))
 
         return self._reader.submit(make)
+
+
+class LargeClasses:
+    """Solves large classes of a share, a range of them at a time, and writes their lines of a unit's state in order.
+
+    sets: active sets of the share's classes. ramp: of a warm start's alpha, else None. scratch: a folder for active rows
+    that memory has no room for.
+    """
+
+    def __init__(
+        self, solver: Solver, sets: RoundSets, X: SparseMatrix, room: StreamRoom, weights: ShareWeights, ramp: Ramp | None,
+        scratch: Path,
+    ) -> None:  # fmt: skip
+        self.solver, self.sets, self.X, self.room, self.scratch = solver, sets, X, room, scratch
+        self._weights, self._ramp = weights, ramp
+        self.rows = StreamedRows(X, room.nnz, weights.reader())
+        self.fresh = self.used = 0
+        self.passes = 0
+
+    def solve(
+        self,
+        classes: NDArray[np.int64],
+        n_active: NDArray[np.int64],
+        n_found: NDArray[np.int64],
+        writer: UnitStateWriter,
+    ) -> NDArray[np.int64]:
+        """Solve; class classes[i], with so many active rows and rows found, is line i of the state.
+
+        Returns the sizes of the active sets that are kept.
+        """
+        kept = np.empty(len(classes), np.int64)
+        for (begin, end), n_bytes in self.room.together(n_active, n_found):
+            mine = slice(begin, end)
+            with ExitStack() as stack:
+                self.rows.beside = stack.enter_context(ThreadPoolExecutor(1)) if self.room.threads > 1 else None
+                shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
+                stack.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+                active = self._active(classes[mine], n_active[mine], n_bytes <= self.room.classes)
+                stack.callback(active.close)
+                self._solve(classes[mine], active, begin, writer, kept[mine])
+                del active  # or they would stay beside the next ones, uncounted
+        return kept
+
+    def _active(self, classes: NDArray[np.int64], n_active: NDArray[np.int64], fits: bool) -> MemoryRows | DiskRows:
+        """The active sets of some classes; of one, where they do not fit."""
+        if not fits:
+            return rows_on_disk(self.scratch, self.sets, int(classes[0]))
+        active = MemoryRows(n_active, self.solver.order, self.sets.approximate)
+        for i, c in enumerate(classes.tolist()):
+            active.put(i, self.sets.of(c, c + 1))
+        return active
+
+    def _solve(
+        self, classes: NDArray[np.int64], active: MemoryRows | DiskRows, line: int, writer: UnitStateWriter,
+        kept: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        of_classes = self._weights.of(classes)
+        stream = StreamSolver(self.solver, active, self.rows, of_classes, min(self.room.threads, len(classes)))
+        inside = stream.solve((self.sets.start_weights(classes), self._ramp) if self._ramp else None)
+        self.passes += stream.passes
+        if self.sets.approximate:
+            fresh, used = active.fresh()
+            self.fresh, self.used = self.fresh + fresh, self.used + used
+        p, n_features, of_rows = self.solver.parameters, self.X.shape[1], self._weights.reader()
+        features, local_of = np.arange(n_features, dtype=np.int32), np.empty(n_features, np.int32)
+        w_features, w_values = np.empty(n_features, np.int32), np.empty(n_features, np.float32)
+        for i in range(active.n_classes):
+            dual, kept[i] = 0.0, 0
+            penalty = of_class(i, of_classes, self.solver.penalty)
+            for rows, sign, alpha in active.parts(i):
+                for low in range(0, len(rows), _STEP):
+                    part = slice(low, low + _STEP)
+                    dual = dual_terms(sign[part], alpha[part], penalty, of_rows.of(rows[part]), dual)
+                kept[i] += int(((sign > 0) | (alpha > 0.0)).sum())
+            local_of[:] = features
+            n, square, objective, bias = take_weights(
+                n_features, features, local_of, stream.v[i], stream.v0[i], p.lam, p.tau, w_features, w_values
+            )
+            writer.weights.append(np.array([n], np.int64), w_features[:n], w_values[:n])
+            writer.statistics[line + i, [BIAS, DUAL, KEPT, INSIDE]] = (
+                bias, 0.5 * p.tau * square + dual, objective, inside[i],
+            )  # fmt: skip
+            counts = kept[i : i + 1]
+            for rows, sign, alpha in active.parts(i):
+                mine = (sign > 0) | (alpha > 0.0)
+                writer.active.append(counts, rows[mine], alpha[mine])
+                counts = counts[:0]

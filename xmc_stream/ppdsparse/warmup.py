@@ -16,16 +16,15 @@ from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.weights import Unit
 from xmc_stream.methods.contract import Task
 from xmc_stream.ppdsparse.groups import guide_weight, implied_margin
-from xmc_stream.ppdsparse.large_classes import LargeClasses
 from xmc_stream.ppdsparse.parameters import EXACT, NARROW, PPDSparseParameters
 from xmc_stream.ppdsparse.plan import StreamRoom
 from xmc_stream.ppdsparse.problem import Found, Problem, Share
 from xmc_stream.ppdsparse.run import PPDSparseRun
-from xmc_stream.ppdsparse.search import SearchJob, UnitSpan, fewer_weights
+from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.ppdsparse.sets import RoundSets, Weights
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, ramp_of, row_order
-from xmc_stream.ppdsparse.spill import SpilledRows
 from xmc_stream.ppdsparse.state import new_unit_state
+from xmc_stream.ppdsparse.streaming import LargeClasses
 from xmc_stream.ppdsparse.weights import LossWeights, ShareWeights
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
@@ -94,9 +93,6 @@ class PPDSparseWarmUp(WarmUp):
                 C=1.0, positive_weight=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided),
                 implied=1.0 if self.lifts else None, all_rows=self.all_rows, max_rounds=1 if self.all_rows else 6,
             )  # fmt: skip
-            if self.all_rows and p.fewer_weights:  # of whose tiles the sizes are counted, without a cap on rounds
-                one = np.ones(1, np.float32)
-                fewer_weights(np.array([0, 1]), np.zeros(1, np.int32), one, np.zeros(1, np.int64), p, 0, 1)
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.fours and not self.dense:
                 self._search_in_fours()
@@ -132,15 +128,9 @@ class PPDSparseWarmUp(WarmUp):
         sets = _AllRows(problem, dataset, 0, Share(0, k, Unit(0, k)), None, Found())
         weights, ramp = ShareWeights(problem.weights, dataset, 0, k), ramp_of(parameters, {})
         large = LargeClasses(
-            Solver(parameters, 0, RowOrder(n, 0, 1)), sets, dataset.X_rows(), StreamRoom(64, MIB, 1, d, 1.0, n), weights,
+            Solver(parameters, 0, RowOrder(n, 0, 1)), sets, dataset.X_rows(), StreamRoom(64, MIB, 1, d, n), weights,
             ramp if self.again else None, path / "active",
         )  # fmt: skip
-        spilled = SpilledRows(path / "spilled", 1, n, 1)
-        spilled.put(0, sets.of(0, 1), False)
-        spilled.arrange()
-        spilled.give_back(spilled.take([(0, n)]))
-        spilled.wake(np.ones(1, np.bool_))
-        spilled.close()
         for name, size in (("memory", n), ("disk", MIB)):  # the second is said to be too large for memory
             with new_unit_state(path / name, 1, n, d) as writer:
                 large.solve(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), writer)
