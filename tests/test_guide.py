@@ -34,9 +34,8 @@ from xmc_stream.ppdsparse import groups as module
 from xmc_stream.ppdsparse.groups import CLUSTERINGS, GROUPS, LEAST_LABELS, N_GROUPS, guide_weight
 from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.problem import Problem
+from xmc_stream.ppdsparse.problem import LossWeights, Problem
 from xmc_stream.ppdsparse.run import PPDSparseRun
-from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.training.train import train as train_model

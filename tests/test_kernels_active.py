@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import active as twin
 
+from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.csr import pread_ranges, pwrite_lines
 from xmc_stream.ppdsparse.kernels.active import (
     append_lines,
     count_before,
     count_below,
-    drop_idle,
     mark,
     marked_rows,
     merge_candidates,
@@ -30,6 +30,7 @@ from xmc_stream.ppdsparse.kernels.active import (
     set_signs,
     start_sets,
 )
+from xmc_stream.ppdsparse.sets import kept_rows
 
 # uncompiled, numpy says so when a key or a count of bits wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -165,15 +166,13 @@ def test_idle_negatives_are_dropped(classes: list[dict[int, tuple[bool, float]]]
     pairs = [pair for of_class in classes for pair in of_class.values()]
     sign = np.array([1 if positive else -1 for positive, _ in pairs], np.int8)
     alpha = np.array([a for _, a in pairs])
-    counts = np.full(len(classes), -1, np.int64)
-    filled = drop_idle(ptr, rows, sign, alpha, counts)
+    kept, counts = kept_rows(ActiveSets(0, ptr, rows, sign, alpha))
     expected = [
         twin.without_idle({row: a for row, (_, a) in c.items()}, {row for row, (positive, _) in c.items() if positive})
         for c in classes
     ]
-    assert filled == sum(map(len, expected))
     ends = np.concatenate([[0], np.cumsum(counts)])
-    assert parts(ends, rows, alpha) == [(list(of_class), list(of_class.values())) for of_class in expected]
+    assert parts(ends, rows[kept], alpha[kept]) == [(list(of_class), list(of_class.values())) for of_class in expected]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

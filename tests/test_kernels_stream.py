@@ -19,7 +19,7 @@ from xmc_stream.kernels.order import GROUP, RowOrder, stream_order
 from xmc_stream.linear.kernels.dcd import new_scratch
 from xmc_stream.linear.kernels.penalty import ONCE, Times
 from xmc_stream.ppdsparse.active_rows import Taken
-from xmc_stream.ppdsparse.kernels.stream import ActiveRows, strip_starts
+from xmc_stream.ppdsparse.kernels.stream import ActiveRows
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.solver import Solver
 from xmc_stream.ppdsparse.streaming import StreamSolver
@@ -185,13 +185,3 @@ def test_what_is_gathered_next_is_told_before() -> None:
         # an epoch and the look at violations, six parts each, the first of which nobody could foresee; nor the second
         # of the epoch, as it was not known yet that most rows are needed
         assert (checked, len(told)) == (expected, 0)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 300), st.integers(0, 4), st.integers(0, 10**6))
-def test_run_starts_are_found_by_searching(n: int, strip_bits: int, seed: int) -> None:
-    rows = np.flatnonzero(np.random.default_rng(seed).random(n) < 0.3)
-    edges = np.arange(RowOrder(n, 0, strip_bits).n_strips + 1) << strip_bits
-    starts = np.empty(len(edges), np.int32)
-    strip_starts(rows, strip_bits, starts)
-    assert np.array_equal(starts, np.searchsorted(rows, edges))

@@ -22,8 +22,9 @@ from xmc_stream.errors import InputError, StoreError
 from xmc_stream.linear.guide import Guide
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import HALF_LEAST, HALF_ROUNDS, half_holds, unit_path
+from xmc_stream.methods.contract import Step
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.path import Step, path_of
+from xmc_stream.ppdsparse.start import path_of
 from xmc_stream.store.chunks import NARROW_BOUND, WidenedArray, described, open_array, widened
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_matrix
 from xmc_stream.store.inventory import seal

@@ -23,9 +23,8 @@ from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, _spread
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import INTERVALS, SearchSize, class_blocks, held_rows, search_interval, search_needs
 from xmc_stream.ppdsparse.probe import ProbeJob
-from xmc_stream.ppdsparse.problem import Problem
+from xmc_stream.ppdsparse.problem import LossWeights, Problem
 from xmc_stream.ppdsparse.shares import solve_plan
-from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset

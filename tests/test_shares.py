@@ -28,7 +28,7 @@ from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import SolvePlan
 from xmc_stream.ppdsparse.problem import Share
 from xmc_stream.ppdsparse.run import PPDSparseRun
-from xmc_stream.ppdsparse.shares import JoinSharesJob, cut_shares, solve_plan, whole_units
+from xmc_stream.ppdsparse.shares import JoinSharesJob, cut_shares, solve_plan
 from xmc_stream.runtime import plan as plan_of_runs
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.ledger import read_ledger
@@ -304,4 +304,4 @@ def test_where_memory_is_for_one_job_one_does_it_all(data: xs.Dataset) -> None:
         return solve_plan(data, plan, PPDSparseParameters(), False, units)[0]
 
     assert len(shares(2**33)) > 1
-    assert shares(100 * 2**20) == whole_units(units)
+    assert shares(100 * 2**20) == [Share(*unit, unit) for unit in units]

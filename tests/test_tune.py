@@ -20,7 +20,7 @@ from xmc_stream.errors import InputError, ResumeError, StoreError
 from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Step
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.path import path_of
+from xmc_stream.ppdsparse.start import path_of
 
 LIMIT: dict[str, Any] = {"memory_limit": "2GB", "threads": 2}
 GRID = {"lam": [0.01, 0.1], "C": [0.5, 1.0]}

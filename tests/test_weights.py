@@ -23,7 +23,7 @@ from xmc_stream.methods.registry import method_of, parameters
 from xmc_stream.methods.weights import Given, read_weights
 from xmc_stream.metrics import inverse_propensity
 from xmc_stream.ppdsparse import solver as ppdsparse
-from xmc_stream.ppdsparse.weights import LossWeights
+from xmc_stream.ppdsparse.problem import LossWeights
 from xmc_stream.runtime.plan import Cuts
 
 LIMIT = "2GB"

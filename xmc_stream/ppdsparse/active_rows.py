@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.ppdsparse.kernels.active import count_before, draw_negatives, mark, marked_rows
-from xmc_stream.ppdsparse.kernels.stream import ActiveRows, strip_starts
+from xmc_stream.ppdsparse.kernels.stream import ActiveRows
 from xmc_stream.ppdsparse.sets import RoundSets, RowBits
 from xmc_stream.ppdsparse.solver import start_sizes
 from xmc_stream.runtime.plan import MIB
@@ -33,7 +33,11 @@ class Taken:
 
     active: ActiveRows
     places: Sequence[tuple[int, int]] = ()
-    flags: NDArray[np.uint8] | None = None
+    flags: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+
+
+# some active rows of a class, ascending: rows, signs, alpha, and which an approximate search has brought in
+_Part = tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.float64], NDArray[np.bool_]]
 
 
 class ScratchFile:
@@ -77,14 +81,15 @@ class MemoryRows:
             ptr, np.empty(n, index_dtype(order.n_samples)), np.empty(n, np.int8), np.empty(n), np.zeros(n, np.bool_),
             np.empty((len(sizes), order.n_strips + 1), np.int32),
         )  # fmt: skip
-        self._fresh = np.zeros(n if approximate else 0, np.bool_)
+        self._approximate, self._fresh = approximate, np.zeros(n, np.bool_)
 
     def put(self, c: int, sets: ActiveSets) -> None:
         """The active set of class c."""
         mine = slice(int(self.all.ptr[c]), int(self.all.ptr[c + 1]))
         self.all.rows[mine], self.all.sign[mine], self.all.alpha[mine] = sets.rows, sets.sign, sets.alpha
-        strip_starts(sets.rows, self._strip_bits, self.all.starts[c])
-        if len(self._fresh):
+        starts = self.all.starts[c]
+        starts[:] = np.searchsorted(sets.rows, np.arange(len(starts)) << self._strip_bits)
+        if self._approximate:
             self._fresh[mine] = (sets.alpha == 0.0) & (sets.sign < 0)
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> Taken:
@@ -102,14 +107,10 @@ class MemoryRows:
         for c in np.flatnonzero(classes):
             self.all.asleep[self.all.ptr[c] : self.all.ptr[c + 1]] = False
 
-    def fresh(self) -> tuple[int, int]:
-        """Rows that an approximate search brought in, and those of them that are of use."""
-        return int(self._fresh.sum()), int((self.all.alpha[: len(self._fresh)][self._fresh] > 0.0).sum())
-
-    def parts(self, c: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.float64]]]:
-        """Rows, signs, alpha of class c, ascending."""
+    def parts(self, c: int) -> Iterator[_Part]:
+        """The active rows of class c."""
         mine = slice(int(self.all.ptr[c]), int(self.all.ptr[c + 1]))
-        yield self.all.rows[mine], self.all.sign[mine], self.all.alpha[mine]
+        yield self.all.rows[mine], self.all.sign[mine], self.all.alpha[mine], self._fresh[mine]
 
     def close(self) -> None:
         pass
@@ -181,8 +182,6 @@ class DiskRows:
 
     def give_back(self, taken: Taken) -> None:
         """What was taken has been changed."""
-        if taken.flags is None:
-            return
         active = taken.active
         self._asleep += int(active.asleep.sum()) - int(np.count_nonzero(taken.flags & ASLEEP))
         taken.flags = flags = taken.flags & np.uint8(POSITIVE | FRESH) | np.uint8(ASLEEP) * active.asleep
@@ -201,17 +200,11 @@ class DiskRows:
                 self.write(begin, alpha, flags & np.uint8(POSITIVE | FRESH))
             self._asleep = 0
 
-    def fresh(self) -> tuple[int, int]:
-        fresh = used = 0
-        for _, alpha, flags in self.steps():
-            mine = (flags & FRESH) > 0
-            fresh, used = fresh + int(mine.sum()), used + int((alpha[mine] > 0.0).sum())
-        return fresh, used
-
-    def parts(self, c: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.float64]]]:
+    def parts(self, c: int) -> Iterator[_Part]:
         for start in range(0, self._n_samples, _STEP):
-            active = self.take([(start, min(start + _STEP, self._n_samples))]).active
-            yield active.rows, active.sign, active.alpha
+            taken = self.take([(start, min(start + _STEP, self._n_samples))])
+            active = taken.active
+            yield active.rows, active.sign, active.alpha, (taken.flags & FRESH) > 0
 
     def close(self) -> None:
         """Close the files."""

@@ -227,7 +227,8 @@ def select_threshold(found: Sequence[CandidateRows], label: int, room: int) -> t
         digit = int(np.flatnonzero(at_least >= room)[-1])
         above = int(at_least[digit] - counts[digit])
         prefix = (prefix << _HIGH) + digit
-    threshold = _score_of(prefix)
+    bits = prefix - (1 << 31) if prefix >> 31 else ~prefix & 0xFFFFFFFF
+    threshold = float(np.uint32(bits).view(np.float32))
     ties = room - above
     for rows, scores in candidate_windows(found, label):
         equal = rows[scores == threshold]
@@ -241,11 +242,6 @@ def _keys(scores: NDArray[np.float32]) -> NDArray[np.uint32]:
     """Whole numbers that are ordered as the scores are; of -0.0 that of 0.0."""
     bits = (scores + np.float32(0)).view(np.uint32)
     return np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
-
-
-def _score_of(key: int) -> float:
-    bits = key - (1 << 31) if key >> 31 else ~key & 0xFFFFFFFF
-    return float(np.uint32(bits).view(np.float32))
 
 
 def holding(found: Sequence[CandidateRows], first: int, last: int) -> Iterator[tuple[CandidateRows, int, int]]:

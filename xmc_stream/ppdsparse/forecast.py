@@ -21,7 +21,6 @@ from xmc_stream.linear.tiles import EIGHTH, TileRange, tile_width, widest
 from xmc_stream.linear.units import cut_units
 from xmc_stream.linear.weights import LinearWeights, Unit
 from xmc_stream.methods.weights import Given
-from xmc_stream.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.ppdsparse.groups import (
     group_needs,
     groups_read,
@@ -40,13 +39,13 @@ from xmc_stream.ppdsparse.plan import (
     class_blocks,
     held_rows,
     longest_of,
+    most_rows,
     search_needs,
     search_parts,
-    search_ranges,
     search_ranges_of,
 )
 from xmc_stream.ppdsparse.shares import solve_plan
-from xmc_stream.ppdsparse.solver import added_sizes, row_order, start_sizes, warm_sizes
+from xmc_stream.ppdsparse.solver import added_sizes, all_rows_bytes, row_order, start_sizes, warm_sizes
 from xmc_stream.ppdsparse.start import match_bytes
 from xmc_stream.ppdsparse.state import WRITER_BYTES
 from xmc_stream.runtime.job import Receipt
@@ -177,7 +176,11 @@ class PPDSparseForecaster(Forecaster):
         streams = [self._streamed(solve, starts, round_) for round_ in range(self.rounds)]
         for round_, of_round in enumerate(streams):
             if self._on_all_rows(round_):
-                needs = self._all_rows_needs(solve)
+                written = min(LANES * 8 * float(self.weights.max(initial=0)), WRITER_BYTES)
+                needs = {
+                    "all rows": solve.beside * all_rows_bytes(d),
+                    "writers and windows": int(solve.beside * (3 * MIB + written)),
+                }
             else:
                 needs = self._solve_needs(plan, solve, starts, round_, of_round, len(cuts[-1].ranges) if cuts else 1)
             if self.guided and not round_ and groups_run_beside(plan, d, p, len(shares), solve.beside):
@@ -290,7 +293,7 @@ class PPDSparseForecaster(Forecaster):
     def _search_needs(self, plan: MemoryPlan, sizes: Sequence[SearchSize], parts: int) -> Needs:
         """As `search_needs`, with what stays untouched left out."""
         needs = search_needs(plan, sizes, self.dataset.n_features, self.dataset.n_samples, parts)
-        rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples, parts))
+        rows = most_rows(plan, self.dataset.n_samples, parts)
         x, y = (int(matrix.nnz / matrix.n_lines * matrix.entry_bytes * rows) for matrix in (self.X, self.Y))
         x = min(x, plan.row_block_bytes)
         y = min(y, int(x * self.Y.nnz * self.Y.entry_bytes / max(1, self.X.nnz * self.X.entry_bytes) * 2))
@@ -357,14 +360,6 @@ class PPDSparseForecaster(Forecaster):
 
     def _on_all_rows(self, round_: int) -> bool:
         return bool(self.parameters.all_rows) and not round_
-
-    def _all_rows_needs(self, sizes: SolvePlan) -> Needs:
-        """What a process holds while the first round solves on all rows."""
-        written = LANES * float(self.weights.max(initial=0)) * 8
-        return {
-            "all rows": sizes.beside * all_rows_bytes(self.dataset),
-            "writers and windows": int(sizes.beside * (3 * MIB + min(written, WRITER_BYTES))),
-        }
 
     def _streamed(self, sizes: SolvePlan, starts: NDArray[np.int64], round_: int) -> _Streams:
         n_labels, n = self.dataset.n_labels, self.dataset.n_samples

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +55,7 @@ _ROW_BYTES = 96  # of a row of the sample in a solve
 _LABEL_BYTES = 64 + CLUSTERINGS  # what a split holds, and groups
 _NEW_ROWS = 64  # of a new label of a warm start, that choose its groups
 _LEAST_KEPT = 0.8  # of the labels of a warm start: with fewer, groups are learned anew
+GROUPS_SAY = ("clusterings", "groups", "tile", "weights")  # of a receipt, what a model says of its groups
 MARGIN = 0.1  # of implied labels, where nothing else is asked for
 
 
@@ -77,11 +77,6 @@ def implied_margin(parameters: PPDSparseParameters, dataset: Dataset) -> float |
 def has_many_labels(dataset: Dataset) -> bool:
     """Whether so many labels have positives that groups of them are worth their while."""
     return int(dataset.positives_of_ranges(UNIT)[0].sum()) >= LEAST_LABELS
-
-
-def guide_attributes(receipt: Receipt, weight: float) -> dict[str, Any]:
-    """What a model says of its groups."""
-    return {"weight": weight, **{name: receipt[name] for name in ("clusterings", "groups", "tile", "weights")}}
 
 
 def sample_rows(dataset: Dataset) -> int:

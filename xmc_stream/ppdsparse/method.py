@@ -16,19 +16,16 @@ from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.units import cut_units
 from xmc_stream.linear.weights import finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
-from xmc_stream.ppdsparse.all_rows import takes_all_rows
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
 from xmc_stream.ppdsparse.parameters import PATIENCE, PPDSparseParameters
-from xmc_stream.ppdsparse.path import path_of
 from xmc_stream.ppdsparse.plan import longest_of
 from xmc_stream.ppdsparse.probe import ProbeJob
-from xmc_stream.ppdsparse.problem import Problem
+from xmc_stream.ppdsparse.problem import LossWeights, Problem, check_weights
 from xmc_stream.ppdsparse.run import STARTED, PPDSparseRun
-from xmc_stream.ppdsparse.scale import settled
-from xmc_stream.ppdsparse.shares import solve_plan, unit_of_state
-from xmc_stream.ppdsparse.start import check_start, last_solve
+from xmc_stream.ppdsparse.scale import settled, takes_all_rows
+from xmc_stream.ppdsparse.shares import solve_plan
+from xmc_stream.ppdsparse.start import check_start, last_solve, path_of
 from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
-from xmc_stream.ppdsparse.weights import LossWeights, check_weights
 from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import MemoryPlan
 
@@ -118,7 +115,7 @@ class PPDSparseMethod(Method):
             return f"search/{round_}/{name.replace('.', '/')}"
         if round_ == -1:
             return f"start/{name}"
-        unit = unit_of_state(name)
+        unit = name.partition(".")[0]  # of a share, or its own
         before = work / "state" / f"solve-{round_ - 1}" / unit
         joined = name != unit and (folder.parent / unit).exists()  # nobody needs the state of this share any more
         return f"solve/{round_}/{name}" if before.exists() or joined or (round_ == 0 and not warm_start) else None

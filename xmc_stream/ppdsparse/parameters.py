@@ -248,12 +248,7 @@ class PPDSparseParameters(Parameters):
     @property
     def approximate(self) -> bool:
         """Whether searches between rounds may be approximate."""
-        return self.fewer_weights or self.min_value > 0
-
-    @property
-    def fewer_weights(self) -> bool:
-        """Whether approximate searches leave out weights, so have tiles of their own."""
-        return self.cut > 0 or self.delta > 0
+        return self.cut > 0 or self.delta > 0 or self.min_value > 0
 
     def kind_of_search(self, round_: int) -> str:
         """EXACT or NARROW: before a round of every class a search only chooses rows; later ones say which classes are done."""

@@ -250,7 +250,7 @@ def search_needs(
 
     parts: that jobs take of the spans, then without intervals.
     """
-    load, rows = reduce(_Load.plus, sizes, _Load()), _most_rows(plan, n_samples, parts)
+    load, rows = reduce(_Load.plus, sizes, _Load()), most_rows(plan, n_samples, parts)
     if parts == 1:
         return load.needs(plan, n_features, rows, _interval(plan, load, n_features, rows))
     loads = (reduce(_Load.plus, sizes[low:high], _Load()) for low, high in even_ranges(len(sizes), parts))
@@ -260,11 +260,12 @@ def search_needs(
 
 def search_interval(plan: MemoryPlan, sizes: Sequence[SearchSize], n_features: int, n_samples: int) -> int:
     """Rows of an interval of a search of spans of these sizes: the longest that fit; all of a job's rows where they do."""
-    return _interval(plan, reduce(_Load.plus, sizes, _Load()), n_features, _most_rows(plan, n_samples))
+    return _interval(plan, reduce(_Load.plus, sizes, _Load()), n_features, most_rows(plan, n_samples))
 
 
-def _most_rows(plan: MemoryPlan, n_samples: int, parts: int = 1) -> int:
-    return max(stop - start for start, stop in search_ranges(plan, n_samples, parts))
+def most_rows(plan: MemoryPlan, n_samples: int, parts: int = 1) -> int:
+    """Of a search job of a class block, whose spans so many jobs share."""
+    return -(-n_samples // _fewest_ranges(plan, n_samples, parts))
 
 
 def _interval(plan: MemoryPlan, load: _Load, n_features: int, rows: int) -> int:
@@ -287,7 +288,7 @@ def class_blocks(
     at_least: blocks that a forecast promised; they are made of nearly equal size. Raises MemoryLimitError for a smallest
     span that does not fit by itself.
     """
-    rows = _most_rows(plan, n_samples)
+    rows = most_rows(plan, n_samples)
     blocks = _cut_blocks(plan, units, n_features, rows)
     if len(blocks) >= at_least:
         return blocks
@@ -355,11 +356,6 @@ def search_parts(plan: MemoryPlan, dataset: Dataset, sizes: Sequence[SearchSize]
     parts = [k for k in range(2, min(at_once, spans) + 1) if at_once % k == 0 and 10 * k * -(-spans // k) <= 11 * spans]
     fit = (k for k in parts if sum(search_needs(plan, sizes, dataset.n_features, n, k).values()) <= plan.budget)
     return max(fit, default=1)
-
-
-def search_ranges(plan: MemoryPlan, n_samples: int, parts: int = 1) -> list[tuple[int, int]]:
-    """The rows of each search job of a class block, whose spans so many jobs share; as few as there may be."""
-    return even_ranges(n_samples, _fewest_ranges(plan, n_samples, parts))
 
 
 def _fewest_ranges(plan: MemoryPlan, n_samples: int, parts: int) -> int:

@@ -20,13 +20,12 @@ from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.kernels.penalty import ONCE
 from xmc_stream.linear.kernels.scores import Tile
 from xmc_stream.linear.tiles import make_tile, tile_bytes
-from xmc_stream.ppdsparse.all_rows import solve_on_all_rows
-from xmc_stream.ppdsparse.kernels.active import drop_idle, set_signs, start_sets
+from xmc_stream.ppdsparse.kernels.active import set_signs, start_sets
 from xmc_stream.ppdsparse.kernels.search import ActiveAhead, BestRows, LossSums, bias_losses, loss_grid, search
 from xmc_stream.ppdsparse.plan import SolvePlan
 from xmc_stream.ppdsparse.problem import Problem
-from xmc_stream.ppdsparse.sets import RowBits
-from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, row_order, start_sizes
+from xmc_stream.ppdsparse.sets import RowBits, kept_rows
+from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, row_order, solve_on_all_rows, start_sizes
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
@@ -139,7 +138,9 @@ class ProbeJob:
             parts.append((features.copy(), data.copy()))
 
         entries = int(np.diff(block.indptr)[at].sum())
-        scratch = new_scratch(dataset.n_features, len(rows), max(1, self._largest(sets, block.indptr, at)))
+        scratch = new_scratch(
+            dataset.n_features, len(rows), max(1, int(np.add.reduceat(np.diff(block.indptr)[at], ptr[:-1]).max()))
+        )
         statistics = np.empty((len(classes), 4))
         began = time.perf_counter()
         dense = has_dense_rows(n, dataset.n_features, X.nnz)
@@ -147,8 +148,7 @@ class ProbeJob:
             sets, at, block, scratch, statistics, sink
         )
         seconds = time.perf_counter() - began
-        kept = np.empty(len(classes), np.int64)
-        drop_idle(sets.ptr, sets.rows, sets.sign, sets.alpha, kept)
+        kept = kept_rows(sets)[1]
         return _Solved(
             started, kept * (started // np.maximum(np.diff(ptr), 1)), np.concatenate(lengths),
             np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]), statistics[:, 0],
@@ -195,10 +195,6 @@ class ProbeJob:
         fits = np.cumsum(entries[chosen]) <= most
         fits[0] = True
         return np.sort(classes[chosen[fits]])
-
-    @staticmethod
-    def _largest(sets: ActiveSets, indptr: NDArray[np.int64], at: NDArray[np.int64]) -> int:
-        return int(np.add.reduceat(np.diff(indptr)[at], sets.ptr[:-1]).max())
 
     def _score(self, X: SparseMatrix, Y: SparseMatrix, tile: Tile, seconds: float) -> float:
         """Seconds of a search for a row and a class: rows from the middle on, until so many seconds are spent."""

@@ -28,13 +28,12 @@ from xmc_stream.ppdsparse.plan import (
     search_parts,
     search_ranges_of,
 )
-from xmc_stream.ppdsparse.problem import Found, Problem, Share
+from xmc_stream.ppdsparse.problem import Found, LossWeights, Problem, Share
 from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.ppdsparse.shares import JoinSharesJob, remove_shares, solve_plan
 from xmc_stream.ppdsparse.solve import SolveJob
 from xmc_stream.ppdsparse.start import weights_of_terms
-from xmc_stream.ppdsparse.weights import LossWeights
 from xmc_stream.runtime.job import Job, Ledger, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset

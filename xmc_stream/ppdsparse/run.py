@@ -19,10 +19,10 @@ from xmc_stream.linear.weights import LinearWeights, finalise_key, starts_of, un
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.ppdsparse.finalise import FinaliseJob, figures_of
 from xmc_stream.ppdsparse.groups import (
+    GROUPS_SAY,
     GroupsJob,
     KeepGroupsJob,
     groups_run_beside,
-    guide_attributes,
     guide_weight,
     implied_margin,
     takes_groups,
@@ -230,7 +230,9 @@ class PPDSparseRun(Rounds):
             "pruned_below": prune,
             **({HALVES: sum(receipt["float16"] for receipt in receipts)} if p.halves(large) else {}),
             **starts_of(self.units),
-            **({GUIDE: guide_attributes(groups, guide_weight(p, d))} if groups else {}),
+            **(
+                {GUIDE: {"weight": guide_weight(p, d), **{name: groups[name] for name in GROUPS_SAY}}} if groups else {}
+            ),
             **implied,
             **({STARTED: self._started} if self._started else {}),
             **(dict.fromkeys(_UNCHECKED) if self._unchecked(round_) and not self.seen(round_) else {}),

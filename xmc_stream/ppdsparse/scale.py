@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.ppdsparse.all_rows import takes_all_rows
 from xmc_stream.ppdsparse.groups import has_many_labels
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.solver import all_rows_bytes, has_dense_rows, start_sizes
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 
 _PAIRS = 256  # of rows that are compared: the mean is then within some per cent
+# where a class begins with all rows
+_LEAST_PAIRS = 1 << 17  # pairs of a row and a class: with fewer, a training is little but its start
+_ACTIVE_SHARE = (
+    25  # the first active sets have one in so many of these pairs, or more; they grow to several times as many
+)
+_MOST_BYTES = 128 * MIB  # of what a job holds
+_MOST_LABELS = 1 << 17  # more of them have fewer rows than that
 _ENTRIES = 1 << 17  # of rows that are in memory at a time, beyond those of a pair
+
+
+def takes_all_rows(parameters: PPDSparseParameters, dataset: Dataset) -> bool:
+    """What `all_rows` says; where it says nothing, whether data and parameters are such that it pays."""
+    if parameters.all_rows is not None:
+        return parameters.all_rows
+    n = dataset.n_samples
+    if (
+        parameters.max_rounds is None
+        or parameters.approximate
+        or dataset.n_labels > _MOST_LABELS
+        or all_rows_bytes(dataset) > _MOST_BYTES
+    ):
+        return False
+    counts = dataset.label_counts()
+    counts = counts[(counts > 0) & (counts < n)]
+    pairs, started = n * len(counts), int((counts + start_sizes(counts, n)).sum())
+    return (
+        pairs >= _LEAST_PAIRS
+        and started * _ACTIVE_SHARE >= pairs
+        and not has_dense_rows(n, dataset.n_features, dataset.X_rows().nnz)
+    )
 
 
 def settled(parameters: PPDSparseParameters, dataset: Dataset) -> PPDSparseParameters:
@@ -46,19 +73,13 @@ def _mean_norm(dataset: Dataset) -> float:
     return sum(float(some.sum(dtype=np.float64)) for some in norms) / n
 
 
+@last_answer_kept
 def spread(dataset: Dataset) -> float:
     """The mean of ||x_i - m||^2, m being the mean of all rows, from random pairs of rows: half of ||x_i - x_j||^2 each.
 
     The pairs are the same in every run. So many of them are in memory at a time as have a megabyte of entries, one at least.
     inf where there are no two rows. The forecast of a training and the training ask for it, so it is kept.
     """
-    return _spread(dataset.path, dataset.fingerprint)
-
-
-@lru_cache(maxsize=8)
-def _spread(path: Path, fingerprint: str) -> float:
-    """Of the dataset at a path while it has this fingerprint."""
-    dataset = Dataset(path)
     X, n = dataset.X_rows(), dataset.n_samples
     if n < 2:
         return float("inf")

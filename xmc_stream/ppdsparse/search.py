@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,9 +36,8 @@ from xmc_stream.ppdsparse.kernels.search import (
     search,
 )
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
-from xmc_stream.ppdsparse.problem import Problem
+from xmc_stream.ppdsparse.problem import Problem, RowWeights
 from xmc_stream.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, UnitState
-from xmc_stream.ppdsparse.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
@@ -219,14 +217,11 @@ class _SpanSearch:
             )
         return make_tile(block.indptr, block.indices[:n], block.values[:n], self.bias, n_features, job.kind != EXACT)
 
-    @contextmanager
-    def tile(self, n_features: int) -> Iterator[Tile]:
+    def tile(self, n_features: int) -> AbstractContextManager[Tile]:
         """The tile, from the process's cache or made."""
         key = (self.span.state, self.span.first, self.span.last, self.job.kind)
-        with shared_cache(self.job.cache_bytes).use(
-            key, self.span.tile_bytes, partial(self.make_tile, n_features)
-        ) as tile:
-            yield tile
+        make = partial(self.make_tile, n_features)
+        return shared_cache(self.job.cache_bytes).use(key, self.span.tile_bytes, make)
 
     def search(self, x: Block, y: Block, low: int, high: int, tile: Tile, weights: NDArray[np.float64]) -> None:
         """Score rows [low, high) of a row block, all of one interval. weights: of the block's rows."""

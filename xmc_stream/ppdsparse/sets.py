@@ -55,6 +55,12 @@ class RowBits:
         return at
 
 
+def kept_rows(sets: ActiveSets) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """The active rows that stay after a solve, all but negatives with alpha = 0; how many each class has."""
+    kept = (sets.sign > 0) | (sets.alpha > 0.0)
+    return kept, np.diff(np.concatenate([[0], np.cumsum(kept)])[sets.ptr])
+
+
 class RoundSets:
     """Of the classes of a share, which count from its first.
 

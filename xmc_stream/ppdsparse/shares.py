@@ -20,11 +20,10 @@ from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.weights import Unit
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import SolvePlan, next_search, plan_solve
 from xmc_stream.ppdsparse.problem import Problem, Share
-from xmc_stream.ppdsparse.solver import row_order, start_sizes
+from xmc_stream.ppdsparse.solver import all_rows_bytes, row_order, start_sizes
 from xmc_stream.ppdsparse.state import WRITER_BYTES, UnitState, new_unit_state
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
@@ -44,21 +43,11 @@ _LANE_PASS_SECONDS = 6e-10  # the same, of a class among LANES
 _STATE = re.compile(r"[\d-]+\.\d+-\d+")  # what the state of a share is called
 
 
-def unit_of_state(name: str) -> str:
-    """The name of the unit that a state is of, or of a share of."""
-    return name.partition(".")[0]
-
-
 def remove_shares(folder: Path) -> None:
     """Remove the states of shares that a round's states were joined from, also those that an earlier session left."""
     for path in folder.iterdir():
         if _STATE.fullmatch(path.name):
             path.unlink(missing_ok=True)
-
-
-def whole_units(units: Sequence[Unit]) -> list[Share]:
-    """Every unit as one share."""
-    return [Share(*unit, unit) for unit in units]
 
 
 def cut_shares(
@@ -81,7 +70,9 @@ def cut_shares(
     wanted, least, beside = 1, _LEAST, plan.threads
     if at_once > 1 and not enough:
         wanted = at_once if all_rows else _SHARES * at_once
-    longest = plan.job_seconds / _entry_seconds(parameters)
+    # the round that passes over a class's rows most often
+    passes = max(parameters.epochs_of(0), parameters.epochs_of((parameters.common_rounds or 1) - 1))
+    longest = plan.job_seconds / (passes * (_LANE_PASS_SECONDS if all_rows else _PASS_SECONDS))
     if not all_rows and int(rows.max(initial=0)) > row_order(n, nnz).large and 8 * nnz > plan.per_thread // _HELD:
         longest = max(longest, _STREAMED * nnz)
         if not enough:
@@ -102,12 +93,6 @@ def cut_shares(
         cut = sorted({unit.first, *np.clip(bounds, *unit).tolist(), unit.last})
         shares += [Share(first, last, unit) for first, last in itertools.pairwise(cut)]
     return shares, beside
-
-
-def _entry_seconds(p: PPDSparseParameters) -> float:
-    """Of an entry of a class's first active set, in the round that passes over it most often."""
-    passes = max(p.epochs_of(0), p.epochs_of((p.common_rounds or 1) - 1))
-    return passes * (_LANE_PASS_SECONDS if p.all_rows else _PASS_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -151,7 +136,7 @@ def solve_plan(
     guided: whether groups of labels are learned, which may be beside the first solves, as one more job.
     """
     others = int(guided and not parameters.all_rows)
-    whole = whole_units(units)
+    whole = [Share(*unit, unit) for unit in units]
     # as many jobs as threads need more memory than one: where it is not there, there are as few as one thread would have
     few, _ = cut_shares(units, dataset, replace(plan, threads=1, processes=1, cuts=Cuts()), parameters)
     cut, beside = cut_shares(units, dataset, plan, parameters)

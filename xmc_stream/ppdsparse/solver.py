@@ -6,7 +6,7 @@ x_i0 = 1 that the l1 term leaves alone,
     F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + sum_i C_i loss(w.x_i, y_i)
     squared hinge  loss = 1/2 max(0, 1 - y z)^2        hinge  loss = max(0, 1 - y z)
 
-C_i is C for negatives and positive_weight C for positives, times what `ppdsparse.weights` says. This module covers
+C_i is C for negatives and positive_weight C for positives, times what `ppdsparse.problem.LossWeights` says. This module covers
 the inner problem. Parameters, rounds, files and memory are in `ppdsparse.parameters` and `ppdsparse.run`.
 """
 
@@ -16,12 +16,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock
+from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock, Labels, PatternBlock
+from xmc_stream.kernels.instructions import LANES
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.linear.kernels.dcd import (
     Scratch,
@@ -38,8 +39,19 @@ from xmc_stream.linear.kernels.dcd import (
     wake,
 )
 from xmc_stream.linear.kernels.densedcd import fill_lines, padded, solve_dense_classes
+from xmc_stream.linear.kernels.lanecd import (
+    begin_lanes,
+    descend_lanes,
+    lanes_bytes,
+    measure_lanes,
+    new_lanes,
+    sum_lanes,
+    take_rows,
+)
+from xmc_stream.linear.kernels.lanecd import take_weights as take_lane_weights
 from xmc_stream.linear.kernels.penalty import ONCE, Penalty, Ramp, Times, of_class, of_lines
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.store.dataset import Dataset
 
 ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
 LARGE_BYTES = 4 << 20  # a class whose active rows take more, on average, is large
@@ -80,11 +92,6 @@ def row_order(n_samples: int, nnz: int) -> RowOrder:
 def has_dense_rows(n_samples: int, n_features: int, nnz: int) -> bool:
     """Whether rows have most features, and are solved as whole lines (`linear.kernels.densedcd`): by the data alone."""
     return n_features <= _MOST_FEATURES and nnz * _DENSE_SHARE >= n_samples * n_features
-
-
-def dense_bytes(n_rows: int, n_features: int) -> int:
-    """Of so many rows as whole lines."""
-    return 4 * n_rows * padded(n_features)
 
 
 def penalty_of(parameters: PPDSparseParameters, dense: bool = False) -> Penalty:
@@ -263,3 +270,75 @@ class _Gathered:
         x, squares, scratch = CSR.of(self._gather(self._rows[members])), np.empty(len(members)), self._scratch
         self.n_local = renumber(x, scratch.local_of, scratch.features, self.n_local, self._constant, squares)
         return _Held(members, x, squares, of_lines(members, self._weights))
+
+
+def all_rows_bytes(dataset: Dataset) -> int:
+    """What a job holds to solve LANES classes at a time: X, Y, the lanes, their weights and active rows, sizes of tiles."""
+    n, d = dataset.n_samples, dataset.n_features
+    taken = LANES * (8 * d + 12 * n)
+    held = 8 * dataset.X_rows().nnz + 4 * dataset.Y_columns().nnz + 40 * n + 24 * d
+    return held + lanes_bytes(n, d) + taken + max(8 * d, 12 * n)
+
+
+class Solved(NamedTuple):
+    """Some classes: of each in turn its statistics (n, 4), its weights, the rows it keeps; see `linear.kernels.dcd`.
+
+    losses (n,): C times the loss, summed over all rows. weights, active: counts of each class, then of all together features
+    and values, rows and alpha. They are overwritten when the next classes come.
+    """
+
+    statistics: NDArray[np.float64]
+    losses: NDArray[np.float64]
+    weights: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
+    active: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]
+
+
+def solve_on_all_rows(
+    parameters: PPDSparseParameters,
+    seed: int,
+    x: CSRBlock,
+    y: PatternBlock,
+    n_features: int,
+    weights: Times,
+    epochs: int,
+) -> Iterator[Solved]:
+    """Solve the classes whose rows are y, LANES at a time, on all rows x, from alpha = 0.
+
+    weights: of these classes and of all rows.
+    """
+    rows, labels, n = CSR.of(x), Labels.of(y), len(y.indptr) - 1
+    penalty = penalty_of(parameters)
+    steps = Steps(seed, 0, epochs, float(parameters.tol), 0.0)
+    squares = np.empty(len(x.indptr) - 1)
+    row_squares(rows.indptr, rows.values, 1.0 if parameters.bias else 0.0, squares)
+    n_rows = len(squares)
+    lanes = new_lanes(n_rows, n_features)
+    of_features, of_rows = np.empty(LANES * n_features, np.int32), np.empty(LANES * n_rows, np.int32)
+    values, alphas = np.empty(LANES * n_features, np.float32), np.empty(LANES * n_rows)
+    n_weights, n_active = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    for first in range(0, n, LANES):
+        statistics, losses, mine = np.empty((LANES, 4)), np.empty(LANES), min(LANES, n - first)
+        awake = begin_lanes(first, labels, weights.classes, penalty, lanes)
+        descend_lanes(rows, squares, weights.rows, steps, penalty, awake, lanes, parameters.least_gain)
+        sum_lanes(rows, parameters.bias, lanes)
+        measure_lanes(rows, squares, weights.rows, penalty, lanes, losses)
+        take_lane_weights(penalty, lanes, n_weights, of_features, values, statistics)
+        take_rows(weights.rows, lanes, n_active, of_rows, alphas, statistics)
+        yield Solved(
+            statistics[:mine],
+            losses[:mine],
+            _closed_up(n_weights[:mine], n_features, of_features, values),
+            _closed_up(n_active[:mine], n_rows, of_rows, alphas),
+        )
+
+
+def _closed_up(
+    counts: NDArray[np.int64], width: int, numbers: NDArray[np.int32], values: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
+    """Move the first counts[l] of each `width` places of two arrays together; they stand behind the counts, as views."""
+    filled = 0
+    for start, count in zip(range(0, width * len(counts), width), counts.tolist(), strict=True):
+        for array in (numbers, values):
+            array[filled : filled + count] = array[start : start + count]
+        filled += count
+    return counts, numbers[:filled], values[:filled]

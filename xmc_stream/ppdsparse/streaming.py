@@ -30,24 +30,22 @@ from xmc_stream.linear.kernels.dcd import dual_terms, row_squares, take_weights
 from xmc_stream.linear.kernels.penalty import Ramp, Times, of_class
 from xmc_stream.ppdsparse.active_rows import DiskRows, MemoryRows, Taken, rows_on_disk
 from xmc_stream.ppdsparse.kernels.stream import (
-    ActiveRows,
     Epoch,
     Group,
     GroupScratch,
     RowsAtHand,
     add_range,
     descend_group,
-    list_needed,
     mark_group,
     mark_range,
     start_range,
     violation_range,
 )
 from xmc_stream.ppdsparse.plan import BUFFERS, StreamRoom
+from xmc_stream.ppdsparse.problem import RowWeights, ShareWeights
 from xmc_stream.ppdsparse.sets import RoundSets, Weights
 from xmc_stream.ppdsparse.solver import Solver
 from xmc_stream.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
-from xmc_stream.ppdsparse.weights import RowWeights, ShareWeights
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.matrix import Buffer, SparseMatrix
 from xmc_stream.system.stop import stop_if_unwanted
@@ -67,11 +65,6 @@ class Portion:
     taken: Taken
     group: Group
     at_hand: RowsAtHand
-
-    @property
-    def active(self) -> ActiveRows:
-        """The arrays of what was taken."""
-        return self.taken.active
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -121,7 +114,6 @@ class _Buffer:
     def __init__(self, number: int, rows: int) -> None:
         self.number = number  # for `gather`
         self.needed, self.local_of = np.zeros(rows, np.bool_), np.empty(rows, np.int32)
-        self.lines = np.empty(rows, np.int64)
 
 
 class StreamSolver:
@@ -181,7 +173,7 @@ class StreamSolver:
 
             def look(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
                 violation_range(
-                    *classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
+                    *classes, portion.taken.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
                     steps.enough, scratch.local,
                 )  # fmt: skip
 
@@ -195,18 +187,34 @@ class StreamSolver:
             self.v[c, features], bias[c] = values, b if len(features) else np.nan
 
         def start_alpha(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
-            start_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, ramp)
+            start_range(
+                *classes,
+                portion.taken.active,
+                *portion.rows,
+                portion.at_hand,
+                self.v,
+                bias,
+                ramp,
+            )
 
         self._work(self._ranges(True), start_alpha, change=True)
         self.v[:] = 0.0
 
     def _add(self, portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
-        add_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, scratch.local)
+        add_range(
+            *classes,
+            portion.taken.active,
+            *portion.rows,
+            portion.at_hand,
+            self.v,
+            self.v0,
+            scratch.local,
+        )
 
     def _epoch(self, key: np.uint64, epoch: Epoch) -> None:
         def step(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
             descend_group(
-                *classes, portion.active, portion.group, portion.at_hand, epoch, self.v, self.v0, self.penalty, scratch
+                *classes, portion.taken.active, portion.group, portion.at_hand, epoch, self.v, self.v0, self.penalty, scratch
             )  # fmt: skip
 
         self._work(self._groups(key, epoch.going), step, change=True)
@@ -222,7 +230,7 @@ class StreamSolver:
             portion = coming.result()
             stop_if_unwanted()
             ahead.append(self._planner.submit(next, portions, None))
-            ptr = portion.active.ptr
+            ptr = portion.taken.active.ptr
             n = _SHARES * self.threads if self.threads > 1 else 1
             cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], n + 1)[1:-1])
             ends = [0, *np.maximum.accumulate(cuts).tolist(), self.active.n_classes]
@@ -291,17 +299,20 @@ class StreamSolver:
         buffer, strips = self._buffers[self._free], group.strips
         buffer.needed[:] = False
         mark_group(going, taken.active, group, buffer.needed)
-        n = list_needed(buffer.needed, strips, self.strip_bits, buffer.lines, buffer.local_of)
-        self._most_needed = 2 * n > len(strips) << self.strip_bits
-        if not n:
+        marked = np.flatnonzero(buffer.needed)
+        self._most_needed = 2 * len(marked) > len(strips) << self.strip_bits
+        if not len(marked):
             return
-        read = self._x.gather(buffer.lines[:n], buffer.number)
+        buffer.local_of[marked] = np.arange(len(marked), dtype=np.int32)
+        # strips ascend, so do the rows
+        lines = (strips[marked >> self.strip_bits] << self.strip_bits) | (marked & ((1 << self.strip_bits) - 1))
+        read = self._x.gather(lines, buffer.number)
         if read is None:
             middle = (group.low + group.high) // 2
             yield from self._of_group(taken, group._replace(high=middle), going)
             yield from self._of_group(taken, group._replace(low=middle), going)
             return
-        yield self._reading(read, buffer.lines[:n], taken, group)
+        yield self._reading(read, lines, taken, group)
 
     def _reading(
         self, read: Callable[[], CSRBlock], lines: NDArray[np.int64], taken: Taken, group: Group
@@ -379,16 +390,15 @@ class LargeClasses:
         stream = StreamSolver(self.solver, active, self.rows, of_classes, min(self.room.threads, len(classes)))
         inside = stream.solve((self.sets.start_weights(classes), self._ramp) if self._ramp else None)
         self.passes += stream.passes
-        if self.sets.approximate:
-            fresh, used = active.fresh()
-            self.fresh, self.used = self.fresh + fresh, self.used + used
         p, n_features, of_rows = self.solver.parameters, self.X.shape[1], self._weights.reader()
         features, local_of = np.arange(n_features, dtype=np.int32), np.empty(n_features, np.int32)
         w_features, w_values = np.empty(n_features, np.int32), np.empty(n_features, np.float32)
         for i in range(active.n_classes):
             dual, kept[i] = 0.0, 0
             penalty = of_class(i, of_classes, self.solver.penalty)
-            for rows, sign, alpha in active.parts(i):
+            for rows, sign, alpha, fresh in active.parts(i):
+                self.fresh += int(np.count_nonzero(fresh))
+                self.used += int(np.count_nonzero(fresh & (alpha > 0.0)))
                 for low in range(0, len(rows), _STEP):
                     part = slice(low, low + _STEP)
                     dual = dual_terms(sign[part], alpha[part], penalty, of_rows.of(rows[part]), dual)
@@ -402,7 +412,7 @@ class LargeClasses:
                 bias, 0.5 * p.tau * square + dual, objective, inside[i],
             )  # fmt: skip
             counts = kept[i : i + 1]
-            for rows, sign, alpha in active.parts(i):
+            for rows, sign, alpha, _ in active.parts(i):
                 mine = (sign > 0) | (alpha > 0.0)
                 writer.active.append(counts, rows[mine], alpha[mine])
                 counts = counts[:0]

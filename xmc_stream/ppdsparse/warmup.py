@@ -18,14 +18,13 @@ from xmc_stream.methods.contract import Task
 from xmc_stream.ppdsparse.groups import guide_weight, implied_margin
 from xmc_stream.ppdsparse.parameters import EXACT, NARROW, PPDSparseParameters
 from xmc_stream.ppdsparse.plan import StreamRoom
-from xmc_stream.ppdsparse.problem import Found, Problem, Share
+from xmc_stream.ppdsparse.problem import Found, LossWeights, Problem, Share, ShareWeights
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.ppdsparse.sets import RoundSets, Weights
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, ramp_of, row_order
 from xmc_stream.ppdsparse.state import new_unit_state
 from xmc_stream.ppdsparse.streaming import LargeClasses
-from xmc_stream.ppdsparse.weights import LossWeights, ShareWeights
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows

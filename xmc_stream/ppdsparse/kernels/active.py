@@ -144,26 +144,6 @@ def set_signs(
 
 
 @kernel
-def drop_idle(
-    ptr: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    sign: NDArray[np.int8],
-    alpha: NDArray[np.float64],
-    counts: NDArray[np.int64],
-) -> int:
-    """Close up the ragged arrays over negatives with alpha = 0, in place; returns what remains."""
-    filled = 0
-    for c in range(len(ptr) - 1):
-        begin = filled
-        for q in range(ptr[c], ptr[c + 1]):
-            if sign[q] > 0 or alpha[q] > 0.0:
-                rows[filled], alpha[filled] = rows[q], alpha[q]
-                filled += 1
-        counts[c] = filled - begin
-    return filled
-
-
-@kernel
 def mark(rows: NDArray[np.int64], words: NDArray[np.uint64]) -> None:
     """Set the bit of each row."""
     for q in range(len(rows)):

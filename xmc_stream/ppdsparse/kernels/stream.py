@@ -45,7 +45,7 @@ class Group(NamedTuple):
 
 
 class RowsAtHand(NamedTuple):
-    """Rows in memory: their numbers in the block (local_of, see `list_needed`), the block, their squared norms.
+    """Rows in memory: their numbers in the block (local_of, by their place in the group), the block, their squared norms.
 
     times: of all classes, and of the rows of the block.
     """
@@ -92,16 +92,6 @@ def _fetch(v: NDArray[np.float64], n_rows: int, indptr: NDArray[np.int64]) -> fl
         for j in range(0, len(v), 8):
             total += v[j]
     return total
-
-
-@kernel
-def strip_starts(rows: NDArray[Any], strip_bits: int, out: NDArray[np.int32]) -> None:
-    """out[r] = how many of a class's rows come before strip r."""
-    q = 0
-    for r in range(len(out)):
-        while q < len(rows) and np.int64(rows[q]) >> strip_bits < r:
-            q += 1
-        out[r] = q
 
 
 @kernel
@@ -158,23 +148,6 @@ def mark_range(
         for q in range(begin, end):
             if all_ or alpha[q] != 0.0:
                 needed[np.int64(rows[q]) - first] = True
-
-
-@kernel
-def list_needed(
-    needed: NDArray[np.bool_], strips: NDArray[np.int64], strip_bits: int, lines: NDArray[np.int64],
-    local_of: NDArray[np.int32],
-) -> int:  # fmt: skip
-    """lines = the marked rows, ascending; local_of = their numbers in it. Returns how many."""
-    n = 0
-    for j in range(len(strips)):
-        for offset in range(1 << strip_bits):
-            at = (j << strip_bits) | offset
-            if needed[at]:
-                lines[n] = (strips[j] << strip_bits) | offset
-                local_of[at] = n
-                n += 1
-    return n
 
 
 @kernel
