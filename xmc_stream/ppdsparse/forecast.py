@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import implied_needs, implied_read
-from xmc_stream.linear.tiles import EIGHTH, TileRange, tile_width, widest
+from xmc_stream.linear.tiles import EIGHTH, TileRange, tile_width
 from xmc_stream.linear.units import cut_units
 from xmc_stream.linear.weights import LinearWeights, Unit
 from xmc_stream.methods.weights import Given
@@ -37,7 +37,6 @@ from xmc_stream.ppdsparse.plan import (
     SolvePlan,
     choose_streamed,
     class_blocks,
-    held_rows,
     longest_of,
     most_rows,
     search_needs,
@@ -108,7 +107,6 @@ class PPDSparseForecaster(Forecaster):
         kept = started * np.minimum(share, 1.0)
         if warm_start is not None:
             started = np.where(counts > 0, counts + warm_sizes(counts, parameters.added, n), 0)
-        self.counts = counts
         self.active = [started.astype(np.float64)]  # rows of each class in each solve, at most
         self.kept = [np.minimum(kept * _MARGIN, started)]  # and after it
         brought = np.maximum(self.active[0] - counts, 0) * (warm_start is not None)
@@ -130,7 +128,7 @@ class PPDSparseForecaster(Forecaster):
         # where the first solve sees all rows, a search follows only if classes need more rounds, which nobody foresees
         self.seen = bool(parameters.all_rows) and parameters.common_rounds is not None
         self.searches = self.rounds + (warm_start is not None) - (carried or self.seen)
-        self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
+        self._sums: dict[tuple[int, bool], NDArray[np.float64]] = {}  # of each round, see `_eighths`
 
     def check(self, plan: MemoryPlan) -> None:
         """Whether every phase fits."""
@@ -158,29 +156,15 @@ class PPDSparseForecaster(Forecaster):
         warm = self.warm_start is not None
         shares, solve = solve_plan(d, plan, p, warm, self.units, self.of_samples, self.guided)
         starts = np.array([share.first for share in shares])
-        phases: dict[str, Needs] = {}
+        phases = self._before_rounds(plan)
         cuts: list[_Cut] = []  # of each search
-        if self.guided:
-            phases["groups of labels"] = group_needs(plan, d)
-            plan.refuse_unless(phases["groups of labels"], "learning groups of labels")
-        if self.lifts:
-            phases["implied labels"] = implied_needs(plan, d)
-            plan.refuse_unless(phases["implied labels"], "finding implied labels")
-        if self.warm_start is not None:
-            phases["warm start: labels"] = {"labels of both": match_bytes(d, self.warm_start)}
-            plan.refuse_unless(phases["warm start: labels"], "matching labels")
-            known = self.warm_start.shape == (d.n_features, d.n_labels)
-            units = self._start_units(self.warm_start) if known else self._units(0, False)
-            cuts.append(self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples)))
+        if warm:
+            cuts.append(self._cut(plan, class_blocks(plan, self._units(0, False), d.n_features, d.n_samples)))
             phases["warm start: search"] = cuts[-1].needs
         streams = [self._streamed(solve, starts, round_) for round_ in range(self.rounds)]
         for round_, of_round in enumerate(streams):
             if self._on_all_rows(round_):
-                written = min(LANES * 8 * float(self.weights.max(initial=0)), WRITER_BYTES)
-                needs = {
-                    "all rows": solve.beside * all_rows_bytes(d),
-                    "writers and windows": int(solve.beside * (3 * MIB + written)),
-                }
+                needs = self._all_rows_needs(solve)
             else:
                 needs = self._solve_needs(plan, solve, starts, round_, of_round, len(cuts[-1].ranges) if cuts else 1)
             if self.guided and not round_ and groups_run_beside(plan, d, p, len(shares), solve.beside):
@@ -225,6 +209,20 @@ class PPDSparseForecaster(Forecaster):
             "phase_seconds": {name: float(f"{of:.3g}") for name, of in seconds.items()},
         }
 
+    def _before_rounds(self, plan: MemoryPlan) -> dict[str, Needs]:
+        """What phases hold that come before the rounds, or behind them and alone; each must fit."""
+        d, phases = self.dataset, {}
+        if self.guided:
+            phases["groups of labels"] = group_needs(plan, d)
+            plan.refuse_unless(phases["groups of labels"], "learning groups of labels")
+        if self.lifts:
+            phases["implied labels"] = implied_needs(plan, d)
+            plan.refuse_unless(phases["implied labels"], "finding implied labels")
+        if self.warm_start is not None:
+            phases["warm start: labels"] = {"labels of both": match_bytes(d, self.warm_start)}
+            plan.refuse_unless(phases["warm start: labels"], "matching labels")
+        return phases
+
     def _cut(self, plan: MemoryPlan, blocks: Sequence[Sequence[SearchSize]]) -> _Cut:
         """How a search with such class blocks is cut into jobs, and what the one that needs most holds."""
         parts = search_parts(plan, self.dataset, blocks[0]) if len(blocks) == 1 else 1
@@ -234,34 +232,15 @@ class PPDSparseForecaster(Forecaster):
         most = max(needs, key=lambda of: sum(of.values()), default={})
         return _Cut(len(blocks), parts, max(ranges, key=len, default=[(0, n)]), most)
 
-    def _start_units(self, model: LinearWeights) -> list[list[SearchSize]]:
-        """What the jobs of a warm start will say of the model's tiles."""
-        wanted = self.active[0] - self.counts
-        spans = [[TileRange(*span) for span in some] for some in model.tiles]
-        units = []
-        for unit in self.units:
-            mine = spans[unit.numbers[0]]
-            if len(unit.numbers) > 1:  # one tile instead of many
-                parts = [widest(spans[number], lambda span: True)[0] for number in unit.numbers]
-                of_features = 4 * (self.dataset.n_features + 1)
-                tile = sum(span.tile - of_features for span in parts) + of_features
-                mine = [TileRange(*unit, tile, sum(span.weights for span in parts))]
-            sizes = []
-            for span in mine:
-                classes = slice(span.first, span.last)
-                sizes.append(SearchSize(span, held_rows(wanted[classes]), held_rows(self.counts[classes])))
-            units.append(sizes)
-        return units
-
     def _units(self, round_: int, check: bool) -> list[list[SearchSize]]:
         """What each unit's solve job will say of its tiles, as foreseen."""
-        if round_ not in self._sums:
-            self._sums[round_] = self._eighths(round_, check)
+        if (round_, check) not in self._sums:
+            self._sums[round_, check] = self._eighths(round_, check)
         more = _MARGIN * (_MORE_WEIGHTS if round_ else 1.0)
         units, low = [], 0
         for unit in self.units:
             starts = _eighths_of(unit)
-            eighths, low = self._sums[round_][:, low : low + len(starts)], low + len(starts)
+            eighths, low = self._sums[round_, check][:, low : low + len(starts)], low + len(starts)
             sizes = []
             for level in range(4):
                 firsts = starts[:: 1 << level]
@@ -360,6 +339,14 @@ class PPDSparseForecaster(Forecaster):
 
     def _on_all_rows(self, round_: int) -> bool:
         return bool(self.parameters.all_rows) and not round_
+
+    def _all_rows_needs(self, sizes: SolvePlan) -> Needs:
+        """What a process holds while the first round solves on all rows."""
+        written = min(LANES * 8 * float(self.weights.max(initial=0)), WRITER_BYTES)
+        return {
+            "all rows": sizes.beside * all_rows_bytes(self.dataset),
+            "writers and windows": int(sizes.beside * (3 * MIB + written)),
+        }
 
     def _streamed(self, sizes: SolvePlan, starts: NDArray[np.int64], round_: int) -> _Streams:
         n_labels, n = self.dataset.n_labels, self.dataset.n_samples

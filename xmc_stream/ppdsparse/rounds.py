@@ -31,7 +31,7 @@ from xmc_stream.ppdsparse.plan import (
 from xmc_stream.ppdsparse.problem import Found, LossWeights, Problem, Share
 from xmc_stream.ppdsparse.scale import settled
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
-from xmc_stream.ppdsparse.shares import JoinSharesJob, remove_shares, solve_plan
+from xmc_stream.ppdsparse.shares import JoinSharesJob, solve_plan
 from xmc_stream.ppdsparse.solve import SolveJob
 from xmc_stream.ppdsparse.start import weights_of_terms
 from xmc_stream.runtime.job import Job, Ledger, Phase, Receipt
@@ -156,7 +156,8 @@ class Rounds:
         if joins:
             receipts = yield Phase(f"round {number}: join", joins, words, span and (span[1], span[1]), twice=True)
             told |= {job.key: receipt for job, receipt in zip(joins, receipts, strict=True)}
-        remove_shares(folder)
+        for path in folder.glob("*.*-*[0-9]"):  # states of shares, also those that an earlier session left
+            path.unlink(missing_ok=True)
         self._drop_before(round_)
         return [told[f"solve/{round_}/{unit.name}"] for unit in self.units]
 

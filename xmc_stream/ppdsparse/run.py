@@ -32,7 +32,7 @@ from xmc_stream.ppdsparse.problem import Found
 from xmc_stream.ppdsparse.rounds import BROUGHT, Rounds
 from xmc_stream.ppdsparse.scale import least_weight
 from xmc_stream.ppdsparse.start import CarryJob, MatchJob, StartJob, match_bytes, say_matched
-from xmc_stream.ppdsparse.state import UnitState, open_gap, update_statistics
+from xmc_stream.ppdsparse.state import DUAL, KEPT, LOSS, OPEN, STATUS, UnitState, update_statistics
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.store.model import HALVES
 from xmc_stream.store.places import make_folder
@@ -201,9 +201,11 @@ class PPDSparseRun(Rounds):
                 if not self.seen(round_):
                     of_classes, searched = self.weights.of_classes(d, *unit), found.of(*unit).open(d.n_samples)
                     update_statistics(statistics, searched, unit.first, p, round_, of_classes=of_classes)
-                sums.append(open_gap(statistics, p.C))
-            gap, objective = (math.fsum(of_units) for of_units in zip(*sums, strict=True))
-            known = {"worth": gap > WORTH * objective}
+                objective = statistics[:, KEPT] + p.C * statistics[:, LOSS]
+                gap = (objective + statistics[:, DUAL])[statistics[:, STATUS] == OPEN]
+                sums.append((math.fsum(gap), math.fsum(objective)))
+            gaps, objectives = (math.fsum(of_units) for of_units in zip(*sums, strict=True))
+            known = {"worth": gaps > WORTH * objectives}
             self.ledger.add(note, known)
         return bool(known["worth"])
 

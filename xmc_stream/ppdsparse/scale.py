@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def _mean_norm(dataset: Dataset) -> float:
     return sum(float(some.sum(dtype=np.float64)) for some in norms) / n
 
 
-@last_answer_kept
+@lru_cache(maxsize=8)
 def spread(dataset: Dataset) -> float:
     """The mean of ||x_i - m||^2, m being the mean of all rows, from random pairs of rows: half of ||x_i - x_j||^2 each.
 

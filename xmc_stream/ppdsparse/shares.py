@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,14 +39,6 @@ _LEAST = 1 << 22  # entries of active rows in a share: a job's files are little 
 # of an entry of a first active set in a pass over it, about: later sets are larger, and much of them is asleep
 _PASS_SECONDS = 6e-9
 _LANE_PASS_SECONDS = 6e-10  # the same, of a class among LANES
-_STATE = re.compile(r"[\d-]+\.\d+-\d+")  # what the state of a share is called
-
-
-def remove_shares(folder: Path) -> None:
-    """Remove the states of shares that a round's states were joined from, also those that an earlier session left."""
-    for path in folder.iterdir():
-        if _STATE.fullmatch(path.name):
-            path.unlink(missing_ok=True)
 
 
 def cut_shares(

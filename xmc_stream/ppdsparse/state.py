@@ -5,7 +5,6 @@ Scratch of one run: written whole or not at all, read by the next jobs, removed 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,10 +130,3 @@ def close_classes(
         done |= (round_ > PATIENCE) & (gap <= ROUNDING * objective)
         statistics[:, MARK] = gap
     statistics[(statistics[:, STATUS] == OPEN) & done, STATUS] = DONE
-
-
-def open_gap(statistics: NDArray[np.float64], C: float) -> tuple[float, float]:
-    """The gaps of the classes that are open, summed, and the objective of all; statistics that a search was entered in."""
-    objective = statistics[:, KEPT] + C * statistics[:, LOSS]
-    gap = (objective + statistics[:, DUAL])[statistics[:, STATUS] == OPEN]
-    return math.fsum(gap), math.fsum(objective)

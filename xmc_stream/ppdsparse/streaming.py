@@ -30,6 +30,7 @@ from xmc_stream.linear.kernels.dcd import dual_terms, row_squares, take_weights
 from xmc_stream.linear.kernels.penalty import Ramp, Times, of_class
 from xmc_stream.ppdsparse.active_rows import DiskRows, MemoryRows, Taken, rows_on_disk
 from xmc_stream.ppdsparse.kernels.stream import (
+    ActiveRows,
     Epoch,
     Group,
     GroupScratch,
@@ -247,36 +248,26 @@ class StreamSolver:
 
     def _ranges(self, all_: bool) -> Iterator[Future[Portion]]:
         """Ranges of rows, ascending, with all active rows, or those with alpha > 0."""
+
+        def mark(active: ActiveRows, group: Group, needed: NDArray[np.bool_]) -> None:
+            mine = needed[group.low - self._first(group) : group.high - self._first(group)]
+            mark_range(active.ptr, active.rows, active.alpha, all_, group.low, mine)
+
+        nothing, strips = np.empty(0, np.int64), np.arange(-(-self.n_samples >> self.strip_bits))
         for start in range(0, self.n_samples, self._rows):
             stop = min(start + self._rows, self.n_samples)
             if self._most_needed and stop < self.n_samples:
                 self._x.ahead([(stop, min(stop + self._rows, self.n_samples))])
-            yield from self._of_range(self.active.take([(start, stop)]), all_, start, stop)
+            first = start >> self.strip_bits
+            group = Group(strips[first : first + GROUP], nothing, self.strip_bits, np.uint64(0), start, stop)
+            yield from self._portions(self.active.take([(start, stop)]), group, mark)
 
-    def _of_range(self, taken: Taken, all_: bool, start: int, stop: int) -> Iterator[Future[Portion]]:
-        buffer = self._buffers[self._free]
-        needed = buffer.needed[: stop - start]
-        needed[:] = False
-        active = taken.active
-        mark_range(active.ptr, active.rows, active.alpha, all_, start, needed)
-        marked = np.flatnonzero(needed)
-        self._most_needed = 2 * len(marked) > stop - start
-        if not len(marked):
-            return
-        buffer.local_of[marked] = np.arange(len(marked), dtype=np.int32)
-        read = self._x.gather(marked + start, buffer.number)
-        if read is None:
-            middle = (start + stop) // 2
-            yield from self._of_range(taken, all_, start, middle)
-            yield from self._of_range(taken, all_, middle, stop)
-            return
-        nothing = np.empty(0, np.int64)
-        yield self._reading(
-            read, marked + start, taken, Group(nothing, nothing, self.strip_bits, np.uint64(0), start, stop)
-        )
+    def _first(self, group: Group) -> int:
+        """The first row of a group of neighbouring strips."""
+        return int(group.strips[0]) << self.strip_bits
 
     def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Future[Portion]]:
-        """The groups of an epoch, with the rows that some class visits."""
+        """The groups of an epoch, with the rows that some class visits at their places."""
         n_strips = -(-self.n_samples >> self.strip_bits)
         slots = np.empty(n_strips, np.int64)
         strip_slots(n_strips, key, slots)
@@ -287,18 +278,20 @@ class StreamSolver:
                 self._x.ahead(self._rows_of(np.sort(order[first + GROUP : first + 2 * GROUP])))
             taken = self.active.take(self._rows_of(strips))
             group = Group(strips, slots[strips], self.strip_bits, key, 0, self._rows)
-            yield from self._of_group(taken, group, going)
+            yield from self._portions(taken, group, partial(mark_group, going))
 
     def _rows_of(self, strips: NDArray[np.int64]) -> list[tuple[int, int]]:
         starts = strips << self.strip_bits
         stops = np.minimum(starts + (1 << self.strip_bits), self.n_samples)
         return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
-    def _of_group(self, taken: Taken, group: Group, going: NDArray[np.bool_]) -> Iterator[Future[Portion]]:
-        """The rows that come at a group's places."""
+    def _portions(
+        self, taken: Taken, group: Group, mark: Callable[[ActiveRows, Group, NDArray[np.bool_]], None]
+    ) -> Iterator[Future[Portion]]:
+        """The rows of a group that `mark` says are needed; one half after the other where they are too many at once."""
         buffer, strips = self._buffers[self._free], group.strips
         buffer.needed[:] = False
-        mark_group(going, taken.active, group, buffer.needed)
+        mark(taken.active, group, buffer.needed)
         marked = np.flatnonzero(buffer.needed)
         self._most_needed = 2 * len(marked) > len(strips) << self.strip_bits
         if not len(marked):
@@ -309,8 +302,8 @@ class StreamSolver:
         read = self._x.gather(lines, buffer.number)
         if read is None:
             middle = (group.low + group.high) // 2
-            yield from self._of_group(taken, group._replace(high=middle), going)
-            yield from self._of_group(taken, group._replace(low=middle), going)
+            yield from self._portions(taken, group._replace(high=middle), mark)
+            yield from self._portions(taken, group._replace(low=middle), mark)
             return
         yield self._reading(read, lines, taken, group)
 
@@ -323,11 +316,13 @@ class StreamSolver:
 
         def make() -> Portion:
             x = CSR.of(read())
-            squares = np.empty(len(x.indptr) - 1 if len(group.strips) else 0)
-            if len(group.strips):
+            squares, local_of = np.empty(len(x.indptr) - 1 if len(group.slots) else 0), buffer.local_of
+            if len(group.slots):
                 row_squares(x.indptr, x.values, 1.0 if self.penalty.bias else 0.0, squares)
+            else:  # numbers of a range begin with its first row
+                local_of = local_of[group.low - self._first(group) :]
             times = Times(self._of_classes, self._x.weights.of(lines))
-            return Portion(taken, group, RowsAtHand(buffer.local_of, x, squares, times))
+            return Portion(taken, group, RowsAtHand(local_of, x, squares, times))
 
         return self._reader.submit(make)
 
