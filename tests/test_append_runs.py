@@ -97,8 +97,8 @@ def finished(folder: Path, resumed: bool | None) -> str:
 def test_killed_at_each_step_it_goes_on(parts: tuple[Path, str]) -> None:
     folder, fingerprint = parts
     for when, key, resumed in (
-        ("before", "match", False), ("behind", "match", True), ("behind", "join/X/rows/data", True),
-        ("before", "join/labels", True), ("before", "whole", True), ("behind", "whole", True), ("removed", "", True),
+        ("before", "join/match", False), ("behind", "join/match", True), ("behind", "join/X/rows/data", True),
+        ("before", "join/names/labels", True), ("before", "whole", True), ("behind", "whole", True), ("removed", "", True),
     ):  # fmt: skip
         with Forked(grows, str(folder), when, key) as child:
             assert child.wait(100) == -signal.SIGKILL, (when, key, child.stderr)
