@@ -21,7 +21,7 @@ import click
 import numpy as np
 
 from xmc_stream.store.dataset import open_dataset
-from xmc_stream.store.transpose import load_kernels
+from xmc_stream.store.new_dataset import load_kernels
 from xmc_stream.system.memory import MemoryLimit, format_size, parse_size, peak_resident, resident
 
 PIECE = 8 * 2**20
@@ -33,7 +33,7 @@ def transposition(path: Path, buffer: int) -> dict[str, float]:
     MemoryLimit.kept(None)
     data = open_dataset(path)
     rows = data.X_rows()
-    load_kernels(rows.shape[0], rows.indices.dtype)
+    load_kernels(rows.shape[0], 1, rows.shape[1])
     before, cpu = resident(), time.process_time()
     began = time.perf_counter()
     data.X_columns(buffer)

@@ -21,7 +21,7 @@ from xmc_stream.grouplasso.gradient import SigmaJob
 from xmc_stream.grouplasso.kernels.margins import LOSSES as KERNEL_LOSSES
 from xmc_stream.grouplasso.parameters import LOSSES, SOLVERS, GroupLassoParameters
 from xmc_stream.grouplasso.run import GroupLassoRun
-from xmc_stream.runtime import portion
+from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset

@@ -19,7 +19,7 @@ from xmc_stream.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.reduction import Reduction
 from xmc_stream.memoir.run import MEMOIRRun
-from xmc_stream.runtime import portion
+from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset

@@ -20,7 +20,7 @@ from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.run import MEMOIRRun
 from xmc_stream.memoir.state import ENTRIES, class_ranges
 from xmc_stream.memoir.steps import StepsJob
-from xmc_stream.runtime import portion
+from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Receipt, run_here
 from xmc_stream.runtime.plan import MemoryPlan

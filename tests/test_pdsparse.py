@@ -33,7 +33,7 @@ from xmc_stream.pdsparse.rows import Data
 from xmc_stream.pdsparse.run import PDSparseRun
 from xmc_stream.pdsparse.sessions import _sessions, drop_session
 from xmc_stream.pdsparse.state import stored_tables
-from xmc_stream.runtime import portion
+from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.check import CheckStateJob
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Notes, Receipt, run_here

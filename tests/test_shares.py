@@ -15,7 +15,6 @@ from helpers.executed import fit_cut
 from helpers.problems import LIMIT, problem, rare_labels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xmc_stream.runtime.summary import summarise_events
 
 import xmc_stream as xs
 from xmc_stream.errors import MemoryLimitError
@@ -30,7 +29,7 @@ from xmc_stream.ppdsparse.problem import Share
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.ppdsparse.shares import JoinSharesJob, cut_shares, solve_plan
 from xmc_stream.runtime import plan as plan_of_runs
-from xmc_stream.runtime.events import read_events
+from xmc_stream.runtime.events import read_events, summarise_events
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset

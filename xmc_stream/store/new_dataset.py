@@ -165,7 +165,7 @@ def new_dataset(
 
 
 # A dataset put together from arrays that are written apart from each other, beside each other if one likes. The steps on a
-# folder: `begin`; for each side `write_lengths`, `write_indices`, and for X `write_values`; `finish_rows` of both;
+# folder: `begin`; for each side `write_lengths`, `write_indices`, and for X `write_values`; `finish_matrix` of both;
 # `make_columns`; `finish`. Each may be done again after a kill; what it wrote before is replaced. What jobs make lies beside
 # the dataset until it is whole (`work_of`), so two copies of a job do not meet, and none leaves anything in it.
 
