@@ -84,9 +84,9 @@ def parts_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     original = PartJob.run
 
-    def counting(self: PartJob, watch: Callable[[int], None] | None = None) -> Any:
+    def counting(self: PartJob) -> Any:
         numbers.append(self.number)
-        return original(self, watch)
+        return original(self)
 
     monkeypatch.setattr(PartJob, "run", counting)
     return numbers
