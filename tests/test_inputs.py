@@ -155,10 +155,10 @@ def changing(monkeypatch: pytest.MonkeyPatch, path: Path, change: Callable[[Path
     """The file changes before its first part is read, or behind that."""
     done, run = list[str](), PartJob.run
 
-    def changed(self: PartJob, watch: Any = None) -> Any:
+    def changed(self: PartJob) -> Any:
         if when == "before" and not done:
             done.append(change(path) or "")
-        receipt = run(self, watch)
+        receipt = run(self)
         if not done:
             done.append(change(path) or "")
         return receipt
