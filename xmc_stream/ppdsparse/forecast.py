@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import implied_needs, implied_read
-from xmc_stream.linear.tiles import EIGHTH, TileRange, tile_width
+from xmc_stream.linear.tiles import EIGHTH, TileRange, tile_width, widest
 from xmc_stream.linear.units import cut_units
 from xmc_stream.linear.weights import LinearWeights, Unit
 from xmc_stream.methods.weights import Given
@@ -37,6 +37,7 @@ from xmc_stream.ppdsparse.plan import (
     SolvePlan,
     choose_streamed,
     class_blocks,
+    held_rows,
     longest_of,
     most_rows,
     search_needs,
@@ -153,13 +154,15 @@ class PPDSparseForecaster(Forecaster):
     def _forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         d, p = self.dataset, self.parameters
         refuse_too_many_classes(plan, d)
-        warm = self.warm_start is not None
-        shares, solve = solve_plan(d, plan, p, warm, self.units, self.of_samples, self.guided)
+        warm = self.warm_start
+        shares, solve = solve_plan(d, plan, p, warm is not None, self.units, self.of_samples, self.guided)
         starts = np.array([share.first for share in shares])
         phases = self._before_rounds(plan)
         cuts: list[_Cut] = []  # of each search
-        if warm:
-            cuts.append(self._cut(plan, class_blocks(plan, self._units(0, False), d.n_features, d.n_samples)))
+        if warm is not None:
+            known = warm.shape == (d.n_features, d.n_labels)
+            units = self._start_units(warm) if known else self._units(0, False)
+            cuts.append(self._cut(plan, units))
             phases["warm start: search"] = cuts[-1].needs
         streams = [self._streamed(solve, starts, round_) for round_ in range(self.rounds)]
         for round_, of_round in enumerate(streams):
@@ -173,8 +176,7 @@ class PPDSparseForecaster(Forecaster):
             phases[f"round {round_ + 1}: solve"] = needs
             if (self.carried and round_ + 1 == self.rounds) or (self.seen and p.max_rounds == 1):
                 break
-            units = self._units(round_, round_ + 1 == self.rounds)
-            cut = self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples))
+            cut = self._cut(plan, self._units(round_, round_ + 1 == self.rounds))
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
             phases[name] = cut.needs
             if not self.seen:
@@ -223,14 +225,35 @@ class PPDSparseForecaster(Forecaster):
             plan.refuse_unless(phases["warm start: labels"], "matching labels")
         return phases
 
-    def _cut(self, plan: MemoryPlan, blocks: Sequence[Sequence[SearchSize]]) -> _Cut:
-        """How a search with such class blocks is cut into jobs, and what the one that needs most holds."""
-        parts = search_parts(plan, self.dataset, blocks[0]) if len(blocks) == 1 else 1
+    def _cut(self, plan: MemoryPlan, units: Sequence[Sequence[SearchSize]]) -> _Cut:
+        """How a search of units of such sizes is cut into jobs, and what the one that needs most holds."""
         n, nnz = self.dataset.n_samples, self.X.nnz
+        blocks = class_blocks(plan, units, self.dataset.n_features, n)
+        parts = search_parts(plan, self.dataset, blocks[0]) if len(blocks) == 1 else 1
         ranges = [search_ranges_of(plan, sizes, n, nnz, parts) for sizes in blocks]
         needs = (self._search_needs(plan, sizes, parts) for sizes in blocks)
         most = max(needs, key=lambda of: sum(of.values()), default={})
         return _Cut(len(blocks), parts, max(ranges, key=len, default=[(0, n)]), most)
+
+    def _start_units(self, model: LinearWeights) -> list[list[SearchSize]]:
+        """What the jobs of a warm start will say of the model's tiles."""
+        counts = self.dataset.label_counts()
+        wanted = self.active[0] - counts
+        spans = [[TileRange(*span) for span in some] for some in model.tiles]
+        units = []
+        for unit in self.units:
+            mine = spans[unit.numbers[0]]
+            if len(unit.numbers) > 1:  # one tile instead of many
+                parts = [widest(spans[number], lambda span: True)[0] for number in unit.numbers]
+                of_features = 4 * (self.dataset.n_features + 1)
+                tile = sum(span.tile - of_features for span in parts) + of_features
+                mine = [TileRange(*unit, tile, sum(span.weights for span in parts))]
+            sizes = []
+            for span in mine:
+                classes = slice(span.first, span.last)
+                sizes.append(SearchSize(span, held_rows(wanted[classes]), held_rows(counts[classes])))
+            units.append(sizes)
+        return units
 
     def _units(self, round_: int, check: bool) -> list[list[SearchSize]]:
         """What each unit's solve job will say of its tiles, as foreseen."""
