@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.factors.factors import FACTORS, LowRankFactors, by_lines
+from xmc_stream.factors.factors import FACTORS, LINES, LowRankFactors, by_lines
 from xmc_stream.factors.forecast import ScoreForecaster
-from xmc_stream.factors.predict import HeldFactors, ScoreRun, held_needs
+from xmc_stream.factors.predict import HeldFactors, ScoreRun
+from xmc_stream.factors.products import BLOCK
 from xmc_stream.factors.warmup import ScoreWarmUp
+from xmc_stream.kernels.lines import lanes
 from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model
+from xmc_stream.models.runs import HELD_ROWS
 from xmc_stream.runtime.check import checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.runtime.plan import Forecaster
@@ -71,7 +74,12 @@ class LowRankModel(LowRankFactors, Model):
 
     def held_needs(self) -> dict[str, int]:
         """Both factors."""
-        return held_needs(self)
+        width = lanes(self.rank)
+        return {
+            "factors": 4 * (self.n_features + 1) * width + 4 * LINES * self.rank + 4 * self.n_labels * self.rank,
+            "classes": 16 * self.n_labels,
+            "ranking": 4 * HELD_ROWS * (width + self.rank) + 8 * BLOCK * BLOCK,
+        }
 
     def hold(self) -> HeldFactors:
         """Both factors."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import LINES, ColumnRange, LowRankFactors, Panels, take
+from xmc_stream.factors.factors import ColumnRange, LowRankFactors, Panels, take
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, tiles
 from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.blocks import Labels
@@ -22,7 +22,7 @@ from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
 from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of
-from xmc_stream.models.runs import HELD_ROWS, PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
+from xmc_stream.models.runs import PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset
@@ -81,18 +81,15 @@ def plan_scores(plan: MemoryPlan, model: LowRankFactors, dataset: Dataset, k: in
     def needs(width: int, rows: int, jobs: int) -> dict[str, int]:
         return score_needs(plan, model, k, width, rows, counts, block_bytes, jobs)
 
-    def fits(width: int, rows: int, jobs: int) -> bool:
-        return sum(needs(width, rows, jobs).values()) <= plan.budget
-
     plan.refuse_unless(needs(1, CHUNK_ROWS, 1), f"predicting on {plan.threads} threads")
 
     jobs, width = min(-(-n // BLOCK) or 1, jobs_worth(at_once, X.nnz * r, (model.n_features + 1) * r)), r
-    while jobs > 1 and not fits(width, CHUNK_ROWS, jobs):
+    while jobs > 1 and sum(needs(width, CHUNK_ROWS, jobs).values()) > plan.budget:
         jobs -= 1
-    while width > 1 and not fits(width, CHUNK_ROWS, jobs):
+    while width > 1 and sum(needs(width, CHUNK_ROWS, jobs).values()) > plan.budget:
         width -= 1
     chunks = max(1, -(-n // CHUNK_ROWS) // (4 * at_once))
-    while chunks > 1 and not fits(width, chunks * CHUNK_ROWS, jobs):
+    while chunks > 1 and sum(needs(width, chunks * CHUNK_ROWS, jobs).values()) > plan.budget:
         chunks -= 1
     rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(-(-n // BLOCK), jobs))
     return ScorePlan(tuple(even_ranges(r, -(-r // width))), rows, chunks * CHUNK_ROWS)
@@ -152,16 +149,6 @@ class EvaluateScoresJob(CountingJob, ScoreJob):
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
         y, pairs, a = Y.block(first, last), self._filtered(first, last), self.scores.read(first, last)
         return fold_metrics(lambda: self._tiles(model, a), y, pairs, self.decision, labels, best, counts)
-
-
-def held_needs(model: LowRankFactors) -> dict[str, int]:
-    """See `Model.held_needs`."""
-    width = lanes(model.rank)
-    return {
-        "factors": 4 * (model.n_features + 1) * width + 4 * LINES * model.rank + 4 * model.n_labels * model.rank,
-        "classes": 16 * model.n_labels,
-        "ranking": 4 * HELD_ROWS * (width + model.rank) + 8 * BLOCK * BLOCK,
-    }
 
 
 class HeldFactors:

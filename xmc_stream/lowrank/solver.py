@@ -11,14 +11,12 @@ in `lowrank.leml`. Factors are float32; losses, products of vectors and systems 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
 
@@ -137,15 +135,6 @@ class Descent:
         """What goes on from here, of so many first columns: lines may end in columns of zeros."""
         vectors = {name: getattr(self, name)[:, :width] for name in VECTORS}
         return vectors | {"square": self.progress.square, "enough": self.progress.enough}
-
-
-def first_labels(first: int, last: int, rank: int, seed: int) -> NDArray[np.float32]:
-    """Rows [first, last) of the H that a run begins from: normal, of variance 1 / rank, drawn by seed and unit.
-
-    first: a multiple of 1,024, last at most 1,024 more.
-    """
-    rng = np.random.default_rng([seed, FIRST_FACTORS, first])
-    return (rng.standard_normal((last - first, rank), np.float32) / np.float32(math.sqrt(rank))).astype(np.float32)
 
 
 def solve_gram(gram: NDArray[np.float64], right: NDArray[np.float64], lam: float) -> NDArray[np.float64]:

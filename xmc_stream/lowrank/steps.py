@@ -22,7 +22,8 @@ from xmc_stream.factors.products import (
     Learned,
     held_out_metrics,
 )
-from xmc_stream.lowrank.solver import column_dots, first_labels, solve_gram
+from xmc_stream.kernels.domains import FIRST_FACTORS
+from xmc_stream.lowrank.solver import column_dots, solve_gram
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.chunks import open_array
@@ -52,7 +53,7 @@ def read_sum(path: str, lines: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class StartJob:
-    """The H that a run begins from, rotated; W is 0."""
+    """The H that a run begins from, rotated: normal, of variance 1 / rank, drawn by seed and unit; W is 0."""
 
     learned: Learned
     n_labels: int
@@ -71,7 +72,9 @@ class StartJob:
         with one_blas_thread():
             square = np.zeros((self.rank, self.rank))
             for first in range(0, self.n_labels, UNIT):
-                drawn = first_labels(first, min(first + UNIT, self.n_labels), self.rank, self.learned.seed)
+                rng = np.random.default_rng([self.learned.seed, FIRST_FACTORS, first])
+                drawn = rng.standard_normal((min(UNIT, self.n_labels - first), self.rank), np.float32)
+                drawn /= np.float32(math.sqrt(self.rank))
                 self.scratch.write((0, self.rank), first, drawn)
                 square += drawn.T.astype(np.float64) @ drawn
             rotation = rotation_of(square) if self.rotate else None
