@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import xmc_stream as xs
 from xmc_stream.errors import StoreError
-from xmc_stream.factors.factors import Factor, new_factors
+from xmc_stream.factors.factors import Factor, new_factors, take
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.model import load_model
@@ -195,9 +195,9 @@ def test_a_factor_of_other_lines(tmp_path: Path) -> None:
     with new_factors(tmp_path / "f", {"W": 3}) as writers:
         writers["W"].append(np.ones(12, np.float32))
     path = str(tmp_path / "f" / "W")
-    assert Factor(path, 3, 4).take((0, 2)).shape[0] == 4
+    assert take(Factor(path, 3, 4), (0, 2)).shape[0] == 4
     for factor in (Factor(path, 3, 5), Factor(path, 3, 3), Factor(path, 2**40, 4)):
-        for read in (lambda f=factor: f.read(0, 1), lambda f=factor: f.take((0, 1)), lambda f=factor: f.verify()):
+        for read in (lambda f=factor: f.read(0, 1), lambda f=factor: take(f, (0, 1)), lambda f=factor: f.verify()):
             with pytest.raises(StoreError, match=r"not \d lines"):
                 read()
     array(tmp_path / "f", "W", np.full(12, np.nan, np.float32))

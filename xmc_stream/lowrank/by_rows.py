@@ -222,6 +222,7 @@ def solve_ridges(
     number, vectors, receipts = -1, dict[str, Dense](), [{"going": True}] * len(jobs)
     if begun.found:
         number, vectors, receipts = _go_on(begun, jobs)
+    first = number + 1
     while number < most and any(receipt["going"] for receipt in receipts):
         number += 1
         ends = [(number + of) / (most + 1) for of in (0.0, 1 - _STEPPING, 1.0)]
@@ -232,7 +233,8 @@ def solve_ridges(
         by_rows.forget(number)
         vectors = dict(by_rows.vectors(number))
         of_all = {name: np.concatenate([receipt[name] for receipt in receipts]) for name in ("square", "enough")}
-        begun.keep({**vectors, **of_all, "steps": np.array([number])})
+        if number > first:  # a job that comes late may read what the first step has from the pack
+            begun.keep({**vectors, **of_all, "steps": np.array([number])})
     stores = [StoreJob(job, vectors["w"], number) for job in jobs]
     solved = yield replace(phase, jobs=stores, span=None)
     remove(scratch / "ridges")
