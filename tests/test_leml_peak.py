@@ -68,7 +68,7 @@ def command(row_bytes: int, *words: Any) -> tuple[dict[str, Any], int]:
 def found_in_memory(model: Path) -> float:
     """The share of X that products of steps did not read."""
     events = (event for event in read_events(model / "events.jsonl") if event["event"] == "job")
-    key = re.compile(r"w/1/[1-9]/\d+-\d+-\d+")  # alternation, product, part, columns and rows
+    key = re.compile(r"w/1/[1-9]/\d+-\d+")  # alternation, product, part and columns
     of_steps = [event["bytes_read"] for event in events if key.fullmatch(event["job"])]
     assert len(of_steps) == 4 * STEPS
     return 1 - sum(of_steps) / (STEPS * 8 * N * PER_ROW)
