@@ -170,6 +170,23 @@ def test_what_is_damaged_has_none(stores: Path, tmp_path: Path) -> None:
             opened.arrays_digest()
 
 
+@pytest.mark.parametrize("name", ["Y/rows/data", "statistics/row_norms", "X/rows/more"])
+def test_an_array_that_says_it_is_longer_than_its_files_is_refused_at_once(
+    name: str, stores: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stores / "dataset", tmp_path / "copy")
+    file = tmp_path / "copy" / name / "zarr.json"
+    if name == "X/rows/more":
+        zarr.open_group(tmp_path / "copy").create_array(name, shape=(3, 3), dtype="f4", chunks=(3, 3))
+    about = json.loads(file.read_bytes())
+    about["shape"] = [2**50, *about["shape"][1:]]
+    about["attributes"].clear()
+    file.write_text(json.dumps(about))
+    seal(tmp_path / "copy")
+    with pytest.raises(StoreError, match=name):
+        xs.Dataset(tmp_path / "copy").arrays_digest()
+
+
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> xs.Dataset:
     """A dataset whose arrays are of many blocks, 32 MB of indptr and 16 MB of ones that have no files among them."""

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import ChunkedArray, described
 from xmc_stream.store.comparing import Comparing, compare_while_reading
+from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.nodes import (
     CRCS,
     ZARR_ERRORS,
@@ -60,6 +61,7 @@ LOGS = "logs_sha256"
 _CHECKSUM_BYTES = 4
 _PIECE = 1 << 20
 _MOST_MISSING = 100  # files of an array that are named
+_DENSEST = 1 << 16  # times smaller than its values is an array on disk at most, where others compressed it
 _BLOCK = 1 << 20  # bytes of an array that are in memory at a time
 _AGAIN = "X/columns/"  # X once more, made when a method asks for it: no reason for another hash
 
@@ -366,6 +368,8 @@ def arrays_digest(path: Path) -> str:
             if store == path or store.exists():
                 refuse_broken_seal(store)
         arrays = {name: described(path / name) for name in _names(path)}
+        for name, array in arrays.items():
+            _refuse_what_is_not_there(path / name, array)
         bar, done = current(), 0
         whole = max(1, sum(_size(array) for array in arrays.values()))
         bar.phase("hashing the arrays")
@@ -404,6 +408,21 @@ def _is_ones(path: Path, array: Any) -> bool:
     """Whether it is the values of a matrix of ones, which have no files."""
     plain = isinstance(array, PlainArray) and path.name == "data"
     return plain and array.fill_value == 1 and array.nchunks_initialized == 0
+
+
+def _refuse_what_is_not_there(path: Path, array: Any) -> None:
+    """Raise StoreError for an array that says it is longer than its files can be: without end, it would take for ever."""
+    if _is_ones(path, array):
+        indices = described(path.with_name("indices"))
+        if _shape(indices) == _shape(array):
+            _refuse_what_is_not_there(path.with_name("indices"), indices)
+            return
+    elif isinstance(array, PlainArray):
+        ChunkedArray(array).check_sizes()
+        return
+    elif _size(array) <= _DENSEST * (folder_bytes(path) + _DENSEST):
+        return
+    raise StoreError(f"{path} has fewer values than its zarr.json says: the store is damaged; make it again")
 
 
 def _blocks(path: Path, array: Any) -> Iterator[NDArray[Any]]:
