@@ -23,10 +23,14 @@ _RULE = "rule"
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """What a parameter may be, and what it does. unsaid: it is left out of the JSON while it is the default."""
+    """What a parameter may be, and what it does.
+
+    unsaid: it is left out of the JSON while it is the default. none: None is allowed too.
+    """
 
     help: str
     unsaid: bool = dataclasses.field(default=False, kw_only=True)
+    none: bool = dataclasses.field(default=False, kw_only=True)
 
     @abstractmethod
     def what(self) -> str:
@@ -36,20 +40,23 @@ class Rule(ABC):
         """Type and range, as Python spells them."""
         return self.what().replace(" or none", " or None")
 
-    @abstractmethod
     def taken(self, value: Any) -> Any:
         """The value as it is kept. Raises ValueError where it may not be."""
+        return None if self.none and value is None else self._one(value)
+
+    @abstractmethod
+    def _one(self, value: Any) -> Any:
+        """A value that is not None."""
 
 
 @dataclass(frozen=True)
 class Number(Rule):
-    """A float from `least` to `most`; open_least, open_most: these themselves are out. none: None is allowed too."""
+    """A float from `least` to `most`, or a tuple of `several`; open_least, open_most: these themselves are out."""
 
     least: float = 0.0
     most: float = math.inf
     open_least: bool = False
     open_most: bool = True
-    none: bool = False
     several: bool = False
 
     def what(self) -> str:
@@ -60,13 +67,11 @@ class Number(Rule):
 
     def taken(self, value: Any) -> Any:
         """A float, so that 2 and 2.0 are one parameter; a tuple of several."""
-        if self.none and value is None:
-            return None
         if self.several and isinstance(value, (tuple, list)):
             if not value:
                 raise ValueError
             return tuple(self._one(item) for item in value)
-        return self._one(value)
+        return super().taken(value)
 
     def _one(self, value: Any) -> float:
         if not isinstance(value, Real) or isinstance(value, bool):  # also NumPy's, as a grid has them
@@ -84,19 +89,15 @@ class Number(Rule):
 
 @dataclass(frozen=True)
 class Whole(Rule):
-    """An int from `least` on; none: None is allowed too."""
+    """An int from `least` on, also of NumPy's."""
 
     least: int = 1
-    none: bool = False
 
     def what(self) -> str:
         """As "int in [1, 2**63)"."""
         return f"int in [{self.least}, 2**63)" + (", or none" if self.none else "")
 
-    def taken(self, value: Any) -> Any:
-        """An int, also of NumPy's."""
-        if self.none and value is None:
-            return None
+    def _one(self, value: Any) -> int:
         if not isinstance(value, Integral) or isinstance(value, bool) or not self.least <= int(value) <= MOST_INT:
             raise ValueError
         return int(value)
@@ -104,10 +105,9 @@ class Whole(Rule):
 
 @dataclass(frozen=True)
 class Choice(Rule):
-    """One of some words; none: None is allowed too."""
+    """One of some words."""
 
     options: Sequence[str] = ()
-    none: bool = False
 
     def what(self) -> str:
         """As "one of full, given"."""
@@ -117,18 +117,15 @@ class Choice(Rule):
         """As "{'full', 'given'}"."""
         return f"{{{', '.join(map(repr, self.options))}}}" + (" or None" if self.none else "")
 
-    def taken(self, value: Any) -> Any:
-        """As it is."""
-        if value not in self.options and not (self.none and value is None):
+    def _one(self, value: Any) -> Any:
+        if value not in self.options:
             raise ValueError
         return value
 
 
 @dataclass(frozen=True)
 class Flag(Rule):
-    """True or false; none: None is allowed too."""
-
-    none: bool = False
+    """True or false."""
 
     def what(self) -> str:
         """The words."""
@@ -138,9 +135,8 @@ class Flag(Rule):
         """Its type."""
         return "bool or None" if self.none else "bool"
 
-    def taken(self, value: Any) -> Any:
-        """As it is."""
-        if not isinstance(value, bool) and not (self.none and value is None):
+    def _one(self, value: Any) -> Any:
+        if not isinstance(value, bool):
             raise ValueError
         return value
 
