@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,10 +77,6 @@ class PredictPlan(CutIntoJobs):
         X = dataset.X_rows()
         of_job = (X.nnz * X.entry_bytes / max(X.n_lines, 1) + 8) * min(self.rows_per_job, X.n_lines)
         return len(self.ranges(X.n_lines)) * max(1, -(-int(of_job) // self.row_bytes))
-
-    def times_made(self, dataset: Dataset) -> int:
-        """How often each tile is made."""
-        return 1 if self.keeps_tiles else self.row_blocks(dataset)
 
 
 def plan_predict(
@@ -227,13 +222,13 @@ class PredictJob(RankingJob):
         return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}
 
 
-@contextmanager
-def use_tile(model: LinearWeights, span: TileRange, sizes: PredictPlan, bounded: bool = False) -> Iterator[BoundedTile]:
+def use_tile(
+    model: LinearWeights, span: TileRange, sizes: PredictPlan, bounded: bool = False
+) -> AbstractContextManager[BoundedTile]:
     """The tile of a range, from the cache or made. bounded: with bounds, if it is dense enough."""
     cache = shared_cache(sizes.cache_bytes)
     size = span.tile + bounds_bytes([span], model.n_features)
-    with cache.use((str(model.path), span, bounded), size, partial(_make_tile, model, span, bounded)) as tile:
-        yield tile
+    return cache.use((str(model.path), span, bounded), size, partial(_make_tile, model, span, bounded))
 
 
 def takes_bounds(model: LinearWeights, raw: bool = False) -> bool:
