@@ -70,11 +70,10 @@ class Exact(_Scanning):
     """
 
     name = "exact"
-    vectors: ClassVectors
 
     def __init__(self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
-        super().__init__(vectors, seed, threads)
-        self.by_norm = by_norm
+        super().__init__(vectors.n_classes, seed, threads)
+        self.vectors, self.by_norm = vectors, by_norm
 
     @staticmethod
     def bytes_of(n_features: int, n_entries: int, threads: int = 1, n_classes: int = 0) -> int:
@@ -83,6 +82,12 @@ class Exact(_Scanning):
         n_classes: counts what is held for a moment for each class.
         """
         return 12 * n_features + 4 * HEAVY * n_entries + 12 * ROWS * threads + 32 * n_classes
+
+    def _zero(self) -> NDArray[np.bool_]:
+        return self.vectors.zero
+
+    def _count(self, rows: RankedRows) -> int:
+        return len(rows.indptr) - 1
 
     def _tile(self, first: int, last: int, rows: RankedRows) -> RowTile:
         n = last - first
@@ -137,19 +142,24 @@ class DenseExact(_Scanning):
     """
 
     name = "dense-exact"
-    vectors: DenseVectors
 
     def __init__(self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
-        super().__init__(vectors, seed, threads)
-        self.by_norm = by_norm
+        super().__init__(vectors.n_classes, seed, threads)
+        self.vectors, self.by_norm = vectors, by_norm
 
     @staticmethod
     def bytes_of(threads: int = 1) -> int:
         """Bytes that a query holds beside its rows and the vectors."""
         return _BLOCK * (4 * _BLOCK + 16) * threads
 
+    def _zero(self) -> NDArray[np.bool_]:
+        return self.vectors.zero
+
+    def _count(self, rows: NDArray[np.float32]) -> int:
+        return len(rows)
+
     def _find(self, rows: NDArray[np.float32], excluded: Labels, best: Best) -> None:
-        factors, zero = _factors(self.vectors, self.by_norm), self.vectors.zero
+        factors, zero = _factors(self.vectors, self.by_norm), self._zero()
         barrier = np.where(zero, np.float32(-np.inf), np.float32(0.0))
         for first in range(0, len(rows), _BLOCK):
             last = min(first + _BLOCK, len(rows))

@@ -54,14 +54,13 @@ class SimpleLSH(Oracle):
     """
 
     name = "simple-lsh"
-    vectors: DenseVectors
 
     def __init__(
         self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, bits: int = MOST_BITS, candidates: int | None = None,
         hubs: int = 64, index: Index | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(vectors, seed, threads)
-        self.bits = self.checked_bits(bits)
+        super().__init__(vectors.n_classes, seed, threads)
+        self.vectors, self.bits = vectors, self.checked_bits(bits)
         self._n_hubs = whole("hubs", hubs, self.words(), 0)
         wanted = max(LEAST_CANDIDATES, vectors.n_classes // CANDIDATES_OF) if candidates is None else candidates
         self.candidates = min(whole("candidates", wanted, self.words()), vectors.n_classes)
@@ -88,6 +87,12 @@ class SimpleLSH(Oracle):
         """Bytes of the codes, projections, and what queries hold; rows and vectors apart."""
         return n_classes * (bits // 8 + 1 + (TOGETHER + 4) * threads) + 4 * bits * (n_features + 1)
 
+    def _zero(self) -> NDArray[np.bool_]:
+        return self.vectors.zero
+
+    def _count(self, rows: NDArray[np.float32]) -> int:
+        return len(rows)
+
     def refresh(self, classes: NDArray[Any]) -> None:
         classes = np.ascontiguousarray(classes, np.int32)
         norms = np.sqrt(self.vectors.squares)
@@ -98,22 +103,26 @@ class SimpleLSH(Oracle):
         rest = np.sqrt(np.maximum(1.0 - (norms[classes] * float(scale)) ** 2, 0.0)).astype(np.float32)
 
         def hash_some(_: int, first: int, last: int) -> None:
-            sums, some = np.empty(self.bits, np.float32), slice(first, last)
-            encode(classes[some], self.vectors.values, scale, rest[some], self._projections, sums, self.codes)
+            self._encode(classes[first:last], self.vectors.values, scale, rest[first:last], self.codes)
 
         self._on_threads(hash_some, self._cuts(len(classes)))
 
+    def _encode(
+        self, lines: NDArray[np.int32], vectors: NDArray[np.float32], scale: np.float32, rest: NDArray[np.float32],
+        codes: NDArray[np.uint64],
+    ) -> None:  # fmt: skip
+        encode(lines, vectors, scale, rest, self._projections, np.empty(self.bits, np.float32), codes)
+
     def _find(self, rows: NDArray[np.float32], excluded: Labels, best: Best) -> None:
         rows = np.ascontiguousarray(rows, np.float32)
-        n, of = len(rows), Codes(self.vectors.values, self.codes, self.vectors.zero)
+        n, of = len(rows), Codes(self.vectors.values, self.codes, self._zero())
         hubs = largest(self.vectors.squares, self._n_hubs)
         queries = np.zeros((self.bits // 64, n), np.uint64)
 
         def search(_: int, first: int, last: int) -> None:
             lines = np.arange(first, last, dtype=np.int32)
             # the signs are those of x / ||x||
-            sums, rest = np.empty(self.bits, np.float32), np.zeros(last - first, np.float32)
-            encode(lines, rows, np.float32(1.0), rest, self._projections, sums, queries)
+            self._encode(lines, rows, np.float32(1.0), np.zeros(last - first, np.float32), queries)
             room = hash_room(self.n_classes)
             nearest_scored(first, last, rows, queries, self.candidates, hubs, of, excluded, room, best)
 

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import seed_of, whole
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.domains import ZERO_CLASSES
-from xmc_stream.mips.kernels.classvectors import RankedRows
 from xmc_stream.mips.kernels.innerproducts import Best
 from xmc_stream.mips.kernels.zeroclasses import draw_zero_classes
-from xmc_stream.mips.vectors import ClassVectors, DenseVectors
 
 T = TypeVar("T")
 Index = Mapping[str, NDArray[Any]]
@@ -39,8 +37,8 @@ class Oracle(ABC):
 
     Parameters
     ----------
-    vectors : ClassVectors or DenseVectors
-        The classes.
+    n_classes : int
+        K.
     seed : int, default 0
         Of the draws; 0 ... 2^63 - 1.
     threads : int, default 1
@@ -54,11 +52,10 @@ class Oracle(ABC):
 
     name: ClassVar[str]  # as users write it
 
-    def __init__(self, vectors: ClassVectors | DenseVectors, seed: int = 0, threads: int = 1) -> None:
-        self.vectors, self.n_classes = vectors, vectors.n_classes
-        self.threads = whole("threads", threads, self.words())
+    def __init__(self, n_classes: int, seed: int = 0, threads: int = 1) -> None:
+        self.n_classes, self.threads = n_classes, whole("threads", threads, self.words())
         self.seed = seed_of(seed, self.words())
-        self.barred = np.zeros(self.n_classes, np.bool_)  # zero classes that are no answers
+        self.barred = np.zeros(n_classes, np.bool_)  # zero classes that are no answers
         self.scored = 0  # pairs of row and class that queries scored
 
     @classmethod
@@ -75,8 +72,16 @@ class Oracle(ABC):
         return {}
 
     @abstractmethod
+    def _zero(self) -> NDArray[np.bool_]:
+        """Which vectors are zero (K,)."""
+
+    @abstractmethod
     def _find(self, rows: Any, excluded: Labels, best: Best) -> None:
         """Fill `best` with the best class found for each row among those whose vector is not zero."""
+
+    @abstractmethod
+    def _count(self, rows: Any) -> int:
+        """How many rows these are."""
 
     def query(self, rows: Any, excluded: Labels, step: int = 0) -> Answers:
         """The best class for each row.
@@ -95,14 +100,14 @@ class Oracle(ABC):
         Answers
             Classes and scores (n,).
         """
-        n = len(rows.indptr) - 1 if isinstance(rows, RankedRows) else len(rows)
+        n = self._count(rows)
         excluded = Labels(
             np.ascontiguousarray(excluded.indptr, np.int64), np.ascontiguousarray(excluded.indices, np.int32)
         )
         best = Best(np.full(n, -1, np.int32), np.full(n, -np.inf, np.float32))
         if n:
             self._find(rows, excluded, best)
-            zero = np.flatnonzero(self.vectors.zero & ~self.barred).astype(np.int32)
+            zero = np.flatnonzero(self._zero() & ~self.barred).astype(np.int32)
             draw_zero_classes(zero, excluded, self.seed, ZERO_CLASSES, step, best)
         return Answers(*best)
 

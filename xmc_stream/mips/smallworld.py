@@ -60,16 +60,15 @@ class SmallWorld(Oracle):
     """
 
     name = "sw-graph"
-    vectors: ClassVectors
 
     def __init__(
         self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, links: int = 8, ef: int = 8, ef_links: int = 16,
         entries: int = 32, hubs: int = 8, sketch: int = 64, posts: int = 8, drift: float = 0.25, index: Index | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(vectors, seed, threads)
+        super().__init__(vectors.n_classes, seed, threads)
         counts = {"ef": ef, "ef_links": ef_links, "entries": entries, "links": links, "sketch": sketch, "posts": posts}
         ef, ef_links, entries, links, sketch, posts = self.checked_counts(counts).values()
-        self.drift, self._sketch_size = share("drift", drift, self.words()), sketch
+        self.vectors, self.drift, self._sketch_size = vectors, share("drift", drift, self.words()), sketch
         self._n_hubs = whole("hubs", hubs, self.words(), 0)
         self._sizes, self._entries, self._links = (ef, max(ef_links, links + 1)), entries, links
         self.graph = kernels.empty_graph(vectors.n_classes, vectors.n_features, links, sketch, posts)
@@ -95,6 +94,12 @@ class SmallWorld(Oracle):
         """Bytes of the graph, the signposts, and what refreshes and searches hold; rows and vectors apart."""
         refreshed = min(n_classes, _PORTION) * 44 * sketch  # sketches, those that drifted, those linked at once
         return n_classes * (12 * links + 4 * sketch + 9 + 12 * threads) + n_features * 8 * posts + refreshed
+
+    def _zero(self) -> NDArray[np.bool_]:
+        return self.vectors.zero
+
+    def _count(self, rows: RankedRows) -> int:
+        return len(rows.indptr) - 1
 
     def _pools(self, size: int, n: int) -> list[kernels.Pool]:
         return [kernels.new_pool(self.n_classes, size, self._links, self._entries) for _ in range(min(self.threads, n))]
