@@ -30,7 +30,7 @@ from xmc_stream.mips.kernels.classvectors import RankedRows
 from xmc_stream.mips.lsh import SimpleLSH
 from xmc_stream.mips.oracle import Index, Oracle
 from xmc_stream.mips.smallworld import SmallWorld
-from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
+from xmc_stream.mips.vectors import ClassVectors, DenseVectors, chosen_rows, ranked
 from xmc_stream.store.dataset import Dataset
 
 
@@ -149,10 +149,7 @@ class SparseLearner(Learner):
         return self._X.bytes_read
 
     def _taken(self, rows: RankedRows, lines: NDArray[np.int64]) -> RankedRows:
-        counts = np.diff(rows.indptr)[lines]
-        indptr = np.concatenate([[0], np.cumsum(counts)])
-        at = np.arange(indptr[-1]) + np.repeat(rows.indptr[lines] - indptr[:-1], counts)
-        return RankedRows(indptr, rows.ranks[at], rows.features[at], rows.values[at])
+        return chosen_rows(rows, lines)
 
     def _made(self, index: Index | None = None) -> Oracle:
         p = self._p

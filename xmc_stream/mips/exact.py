@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.mips.kernels.classvectors import RankedRows
 from xmc_stream.mips.kernels.innerproducts import Best, Excluded, RowTile, fill_tile, scan
-from xmc_stream.mips.oracle import Oracle
+from xmc_stream.mips.oracle import Oracle, no_best
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors
 from xmc_stream.system.blas import one_blas_thread
 
@@ -22,8 +22,21 @@ _BLOCK = 512  # dense rows and classes that are multiplied at a time
 class _Scanning(Oracle):
     """An oracle that scans all classes in ranges, one a thread, and needs no index."""
 
+    def __init__(
+        self, vectors: ClassVectors | DenseVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False
+    ) -> None:
+        super().__init__(vectors, seed, threads)
+        self.by_norm = by_norm
+
     def refresh(self, classes: NDArray[Any]) -> None:
         """Nothing is kept."""
+
+    def _factors(self) -> NDArray[np.float32]:
+        """1 / ||w_c|| of each class; none, where scores are not divided by it."""
+        if not self.by_norm:
+            return np.empty(0, np.float32)
+        norms = np.sqrt(self.vectors.squares)
+        return (1.0 / np.where(norms > 0.0, norms, 1.0)).astype(np.float32)
 
     def _merge(self, first: int, last: int, found: list[Best], best: Best) -> None:
         """The best of what ranges of classes, ascending, found for the rows [first, last)."""
@@ -31,18 +44,6 @@ class _Scanning(Oracle):
             better = part.scores > best.scores[first:last]
             best.scores[first:last][better] = part.scores[better]
             best.classes[first:last][better] = part.classes[better]
-
-
-def _no_best(n: int) -> Best:
-    return Best(np.full(n, -1, np.int32), np.full(n, -np.inf, np.float32))
-
-
-def _factors(vectors: ClassVectors | DenseVectors, by_norm: bool) -> NDArray[np.float32]:
-    """1 / ||w_c|| of each class; none, where scores are not divided by it."""
-    if not by_norm:
-        return np.empty(0, np.float32)
-    norms = np.sqrt(vectors.squares)
-    return (1.0 / np.where(norms > 0.0, norms, 1.0)).astype(np.float32)
 
 
 def _by_class(first: int, last: int, excluded: Labels) -> Excluded:
@@ -71,10 +72,6 @@ class Exact(_Scanning):
 
     name = "exact"
 
-    def __init__(self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
-        super().__init__(vectors.n_classes, seed, threads)
-        self.vectors, self.by_norm = vectors, by_norm
-
     @staticmethod
     def bytes_of(n_features: int, n_entries: int, threads: int = 1, n_classes: int = 0) -> int:
         """Bytes that a query holds beside its rows, its answers and the vectors; n_entries: of the largest tile of rows.
@@ -82,12 +79,6 @@ class Exact(_Scanning):
         n_classes: counts what is held for a moment for each class.
         """
         return 12 * n_features + 4 * HEAVY * n_entries + 12 * ROWS * threads + 32 * n_classes
-
-    def _zero(self) -> NDArray[np.bool_]:
-        return self.vectors.zero
-
-    def _count(self, rows: RankedRows) -> int:
-        return len(rows.indptr) - 1
 
     def _tile(self, first: int, last: int, rows: RankedRows) -> RowTile:
         n = last - first
@@ -106,7 +97,7 @@ class Exact(_Scanning):
         return tile
 
     def _find(self, rows: RankedRows, excluded: Labels, best: Best) -> None:
-        tables, factors = self.vectors.tables, _factors(self.vectors, self.by_norm)
+        tables, factors = self.vectors.tables, self._factors()
         # ranges of about as many entries, and as many comparisons
         work = np.cumsum(self.vectors.n_entries.astype(np.int64) + 64)
         bounds = np.searchsorted(work, np.linspace(0, work[-1], self.threads + 1)[1:-1])
@@ -118,7 +109,7 @@ class Exact(_Scanning):
             def some(
                 _: int, begin: int, end: int, n: int = last - first, tile: RowTile = tile, barred: Excluded = barred
             ) -> Best:
-                found = _no_best(n)
+                found = no_best(n)
                 scan(begin, end, tables, tile, barred, factors, np.empty(n, np.float32), found)
                 return found
 
@@ -143,30 +134,20 @@ class DenseExact(_Scanning):
 
     name = "dense-exact"
 
-    def __init__(self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
-        super().__init__(vectors.n_classes, seed, threads)
-        self.vectors, self.by_norm = vectors, by_norm
-
     @staticmethod
     def bytes_of(threads: int = 1) -> int:
         """Bytes that a query holds beside its rows and the vectors."""
         return _BLOCK * (4 * _BLOCK + 16) * threads
 
-    def _zero(self) -> NDArray[np.bool_]:
-        return self.vectors.zero
-
-    def _count(self, rows: NDArray[np.float32]) -> int:
-        return len(rows)
-
     def _find(self, rows: NDArray[np.float32], excluded: Labels, best: Best) -> None:
-        factors, zero = _factors(self.vectors, self.by_norm), self._zero()
+        factors, zero = self._factors(), self.vectors.zero
         barrier = np.where(zero, np.float32(-np.inf), np.float32(0.0))
         for first in range(0, len(rows), _BLOCK):
             last = min(first + _BLOCK, len(rows))
             x, barred = np.ascontiguousarray(rows[first:last], np.float32), _by_class(first, last, excluded)
 
             def some(_: int, begin: int, end: int, x: NDArray[np.float32] = x, barred: Excluded = barred) -> Best:
-                found, lines = _no_best(len(x)), np.arange(len(x))
+                found, lines = no_best(len(x)), np.arange(len(x))
                 for low in range(_BLOCK * begin, min(_BLOCK * end, self.n_classes), _BLOCK):
                     high = min(low + _BLOCK, self.n_classes)
                     scores = x @ self.vectors.values[low:high].T

@@ -13,7 +13,7 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.lsh import MOST_BITS, SimpleLSH
-from xmc_stream.mips.oracle import Oracle
+from xmc_stream.mips.oracle import Oracle, count_of
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
 from xmc_stream.system.memory import MemoryLimit, available_threads, format_size
@@ -144,7 +144,7 @@ class InnerProductIndex:
 
     def _put(self, ids: NDArray[np.int32], X: Any) -> None:
         rows = self._rows(X)
-        n = len(rows) if isinstance(rows, np.ndarray) else len(rows.indptr) - 1
+        n = count_of(rows)
         if n != len(ids):
             raise InputError(f"{len(ids)} ids were given, and {n} vectors")
         try:
@@ -211,8 +211,7 @@ class InnerProductIndex:
         InputError
             An id is not usable; nothing was changed.
         """
-        found = self._ids(ids, present=True)
-        self._take_out(found)
+        self._take_out(self._ids(ids, present=True))
 
     def query(self, X: Any, exclude: Any = None, step: int = 0) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The vector of the largest inner product with each row.
@@ -239,8 +238,7 @@ class InnerProductIndex:
             An argument is not usable.
         """
         step, rows = whole("step", step, f"{_LABEL}.query", 0, MOST_INT), self._rows(X)
-        n = len(rows) if isinstance(rows, np.ndarray) else len(rows.indptr) - 1
-        answers = self.oracle.query(rows, self._excluded(exclude, n), step)
+        answers = self.oracle.query(rows, self._excluded(exclude, count_of(rows)), step)
         return answers.classes, answers.scores
 
     def _excluded(self, exclude: Any, n: int) -> Labels:

@@ -59,8 +59,8 @@ class SimpleLSH(Oracle):
         self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, bits: int = MOST_BITS, candidates: int | None = None,
         hubs: int = 64, index: Index | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(vectors.n_classes, seed, threads)
-        self.vectors, self.bits = vectors, self.checked_bits(bits)
+        super().__init__(vectors, seed, threads)
+        self.bits = self.checked_bits(bits)
         self._n_hubs = whole("hubs", hubs, self.words(), 0)
         wanted = max(LEAST_CANDIDATES, vectors.n_classes // CANDIDATES_OF) if candidates is None else candidates
         self.candidates = min(whole("candidates", wanted, self.words()), vectors.n_classes)
@@ -87,16 +87,12 @@ class SimpleLSH(Oracle):
         """Bytes of the codes, projections, and what queries hold; rows and vectors apart."""
         return n_classes * (bits // 8 + 1 + (TOGETHER + 4) * threads) + 4 * bits * (n_features + 1)
 
-    def _zero(self) -> NDArray[np.bool_]:
-        return self.vectors.zero
-
-    def _count(self, rows: NDArray[np.float32]) -> int:
-        return len(rows)
-
     def refresh(self, classes: NDArray[Any]) -> None:
         classes = np.ascontiguousarray(classes, np.int32)
         norms = np.sqrt(self.vectors.squares)
-        bound = _exceeded_by(norms[norms > 0.0], _ABOVE)
+        lengths = norms[norms > 0.0]
+        at = len(lengths) - 1 - len(lengths) // _ABOVE
+        bound = float(np.partition(lengths, at)[at]) if len(lengths) else 0.0
         if not self.bound / _BAND <= bound <= self.bound * _BAND:
             self.bound, classes = bound, np.arange(self.n_classes, dtype=np.int32)
         scale = np.float32(1.0 / self.bound if self.bound > 0.0 else 0.0)
@@ -115,7 +111,7 @@ class SimpleLSH(Oracle):
 
     def _find(self, rows: NDArray[np.float32], excluded: Labels, best: Best) -> None:
         rows = np.ascontiguousarray(rows, np.float32)
-        n, of = len(rows), Codes(self.vectors.values, self.codes, self._zero())
+        n, of = len(rows), Codes(self.vectors.values, self.codes, self.vectors.zero)
         hubs = largest(self.vectors.squares, self._n_hubs)
         queries = np.zeros((self.bits // 64, n), np.uint64)
 
@@ -128,9 +124,3 @@ class SimpleLSH(Oracle):
 
         self._on_threads(search, self._cuts(n))
         self.scored += n * min(self.candidates + len(hubs), int(np.count_nonzero(~of.zero)))
-
-
-def _exceeded_by(norms: NDArray[np.float64], share: int) -> float:
-    """The least norm that no more than one in `share` exceeds; 0 where there are none."""
-    at = len(norms) - 1 - len(norms) // share
-    return float(np.partition(norms, at)[at]) if len(norms) else 0.0

@@ -37,8 +37,8 @@ class Oracle(ABC):
 
     Parameters
     ----------
-    n_classes : int
-        K.
+    vectors : ClassVectors or DenseVectors
+        The K classes.
     seed : int, default 0
         Of the draws; 0 ... 2^63 - 1.
     threads : int, default 1
@@ -52,10 +52,10 @@ class Oracle(ABC):
 
     name: ClassVar[str]  # as users write it
 
-    def __init__(self, n_classes: int, seed: int = 0, threads: int = 1) -> None:
-        self.n_classes, self.threads = n_classes, whole("threads", threads, self.words())
-        self.seed = seed_of(seed, self.words())
-        self.barred = np.zeros(n_classes, np.bool_)  # zero classes that are no answers
+    def __init__(self, vectors: Any, seed: int = 0, threads: int = 1) -> None:
+        self.vectors, self.n_classes = vectors, vectors.n_classes
+        self.threads, self.seed = whole("threads", threads, self.words()), seed_of(seed, self.words())
+        self.barred = np.zeros(self.n_classes, np.bool_)  # zero classes that are no answers
         self.scored = 0  # pairs of row and class that queries scored
 
     @classmethod
@@ -72,16 +72,8 @@ class Oracle(ABC):
         return {}
 
     @abstractmethod
-    def _zero(self) -> NDArray[np.bool_]:
-        """Which vectors are zero (K,)."""
-
-    @abstractmethod
     def _find(self, rows: Any, excluded: Labels, best: Best) -> None:
         """Fill `best` with the best class found for each row among those whose vector is not zero."""
-
-    @abstractmethod
-    def _count(self, rows: Any) -> int:
-        """How many rows these are."""
 
     def query(self, rows: Any, excluded: Labels, step: int = 0) -> Answers:
         """The best class for each row.
@@ -100,14 +92,14 @@ class Oracle(ABC):
         Answers
             Classes and scores (n,).
         """
-        n = self._count(rows)
+        n = count_of(rows)
         excluded = Labels(
             np.ascontiguousarray(excluded.indptr, np.int64), np.ascontiguousarray(excluded.indices, np.int32)
         )
-        best = Best(np.full(n, -1, np.int32), np.full(n, -np.inf, np.float32))
+        best = no_best(n)
         if n:
             self._find(rows, excluded, best)
-            zero = np.flatnonzero(self._zero() & ~self.barred).astype(np.int32)
+            zero = np.flatnonzero(self.vectors.zero & ~self.barred).astype(np.int32)
             draw_zero_classes(zero, excluded, self.seed, ZERO_CLASSES, step, best)
         return Answers(*best)
 
@@ -122,6 +114,16 @@ class Oracle(ABC):
     def _cuts(self, n: int) -> NDArray[np.int64]:
         """Bounds of a range of n for each thread."""
         return np.linspace(0, n, self.threads + 1).astype(np.int64)
+
+
+def count_of(rows: Any) -> int:
+    """How many rows these are: sparse ones of a kernel, or an array."""
+    return len(rows) if isinstance(rows, np.ndarray) else len(rows.indptr) - 1
+
+
+def no_best(n: int) -> Best:
+    """Of n rows that nothing was found for."""
+    return Best(np.full(n, -1, np.int32), np.full(n, -np.inf, np.float32))
 
 
 def largest(squares: NDArray[np.float64], n: int) -> NDArray[np.int32]:

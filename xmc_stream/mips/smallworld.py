@@ -13,7 +13,7 @@ from xmc_stream.mips.kernels import smallworld as kernels
 from xmc_stream.mips.kernels.classvectors import RankedRows
 from xmc_stream.mips.kernels.innerproducts import Best
 from xmc_stream.mips.oracle import Index, Oracle, largest
-from xmc_stream.mips.vectors import ClassVectors
+from xmc_stream.mips.vectors import ClassVectors, chosen_rows
 
 _PORTION = 8192  # classes whose sketches are held at once
 _MORE = 64  # classes that a search holds, at most, beside `ef`: one for each that its row excludes
@@ -65,10 +65,10 @@ class SmallWorld(Oracle):
         self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, links: int = 8, ef: int = 8, ef_links: int = 16,
         entries: int = 32, hubs: int = 8, sketch: int = 64, posts: int = 8, drift: float = 0.25, index: Index | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(vectors.n_classes, seed, threads)
+        super().__init__(vectors, seed, threads)
         counts = {"ef": ef, "ef_links": ef_links, "entries": entries, "links": links, "sketch": sketch, "posts": posts}
         ef, ef_links, entries, links, sketch, posts = self.checked_counts(counts).values()
-        self.vectors, self.drift, self._sketch_size = vectors, share("drift", drift, self.words()), sketch
+        self.drift, self._sketch_size = share("drift", drift, self.words()), sketch
         self._n_hubs = whole("hubs", hubs, self.words(), 0)
         self._sizes, self._entries, self._links = (ef, max(ef_links, links + 1)), entries, links
         self.graph = kernels.empty_graph(vectors.n_classes, vectors.n_features, links, sketch, posts)
@@ -94,12 +94,6 @@ class SmallWorld(Oracle):
         """Bytes of the graph, the signposts, and what refreshes and searches hold; rows and vectors apart."""
         refreshed = min(n_classes, _PORTION) * 44 * sketch  # sketches, those that drifted, those linked at once
         return n_classes * (12 * links + 4 * sketch + 9 + 12 * threads) + n_features * 8 * posts + refreshed
-
-    def _zero(self) -> NDArray[np.bool_]:
-        return self.vectors.zero
-
-    def _count(self, rows: RankedRows) -> int:
-        return len(rows.indptr) - 1
 
     def _pools(self, size: int, n: int) -> list[kernels.Pool]:
         return [kernels.new_pool(self.n_classes, size, self._links, self._entries) for _ in range(min(self.threads, n))]
@@ -129,7 +123,7 @@ class SmallWorld(Oracle):
         """Post and link those of some classes that drifted."""
         sketches, moved = self._sketches(classes), np.empty(len(classes), np.bool_)
         kernels.drifted(classes, sketches, self.vectors.tables, self.drift, self.graph, moved)
-        classes, sketches = classes[moved], _chosen_rows(sketches, np.flatnonzero(moved))
+        classes, sketches = classes[moved], chosen_rows(sketches, np.flatnonzero(moved))
         kernels.unpost(classes, self.graph)
         kernels.post(classes, sketches, self.vectors.tables, self.graph)
         self.linked_anew += len(classes)
@@ -147,7 +141,7 @@ class SmallWorld(Oracle):
         pools: list[kernels.Pool],
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
         """Those of classes[begin:end], and their similarity."""
-        classes, sketches = classes[begin:end], _chosen_rows(sketches, np.arange(begin, end))
+        classes, sketches = classes[begin:end], chosen_rows(sketches, np.arange(begin, end))
         chosen = np.empty((len(classes), self._links), np.int32)
         similarity = np.zeros(chosen.shape, np.float32)
 
@@ -170,11 +164,3 @@ class SmallWorld(Oracle):
 
         self._on_threads(search, self._cuts(len(best.classes)))
         self.scored += sum(int(pool.counts[1]) for pool in pools)
-
-
-def _chosen_rows(rows: RankedRows, lines: NDArray[np.int64]) -> RankedRows:
-    """Some of the rows."""
-    begins, sizes = rows.indptr[lines], np.diff(rows.indptr)[lines]
-    indptr = np.concatenate([[0], np.cumsum(sizes)])
-    places = np.repeat(begins - indptr[:-1], sizes) + np.arange(indptr[-1])
-    return RankedRows(indptr, rows.ranks[places], rows.features[places], rows.values[places])

@@ -31,6 +31,14 @@ def ranked(block: CSRBlock) -> kernels.RankedRows:
     return rows
 
 
+def chosen_rows(rows: kernels.RankedRows, lines: NDArray[np.int64]) -> kernels.RankedRows:
+    """Some of the rows, also more than once."""
+    begins, sizes = rows.indptr[lines], np.diff(rows.indptr)[lines]
+    indptr = np.concatenate([[0], np.cumsum(sizes)])
+    places = np.repeat(begins - indptr[:-1], sizes) + np.arange(indptr[-1])
+    return kernels.RankedRows(indptr, rows.ranks[places], rows.features[places], rows.values[places])
+
+
 class ClassVectors:
     """K sparse float32 vectors w_c over D features, 8 bytes a place of their hash tables.
 
@@ -94,11 +102,6 @@ class ClassVectors:
         `add` does so too where a row takes a vector's square to less than 1e-6 of the largest on the way.
         """
         return self.tables.square
-
-    @property
-    def bytes_used(self) -> int:
-        """Bytes that became resident."""
-        return self.n_classes * CLASS_BYTES + kernels.PLACE_BYTES * int(self.tables.used[0])
 
     def add(self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: kernels.RankedRows) -> None:
         """w_c += a x_i for each (c, i, a) of classes, lines, steps, in their order; an entry that becomes 0 leaves.
