@@ -19,11 +19,10 @@ from xmc_stream.metrics import among
 from xmc_stream.models.decisions import HeldOut
 from xmc_stream.pdsparse.kernels.dual import rank_rows, sum_losses
 from xmc_stream.pdsparse.kernels.tables import norms
-from xmc_stream.pdsparse.plan import ENTRIES
 from xmc_stream.pdsparse.rows import Data, Rows, Which
 from xmc_stream.pdsparse.sessions import TablesOf, at_work_alone, drop_session, keep
 from xmc_stream.pdsparse.solver import Stepper, label_numbers
-from xmc_stream.pdsparse.state import stored_tables
+from xmc_stream.pdsparse.state import ENTRIES, stored_tables
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, Portion
 from xmc_stream.store.dataset import Dataset

@@ -23,9 +23,9 @@ from xmc_stream.pdsparse.kernels.dual import group_rows, pack
 from xmc_stream.pdsparse.kernels.tables import bytes_used, clear, norms
 from xmc_stream.pdsparse.plan import STRETCH
 from xmc_stream.pdsparse.rows import Data, Rows, Which
-from xmc_stream.pdsparse.sessions import TablesOf, at_work_alone, keep, read_tables, write_tables
+from xmc_stream.pdsparse.sessions import TablesOf, at_work_alone, keep
 from xmc_stream.pdsparse.solver import Stepper, Stretch, TablesFullError, pass_key
-from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment
+from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment, read_tables, write_tables
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import Portion
 from xmc_stream.store.encoding import remove
@@ -91,19 +91,19 @@ class SegmentJob:
             else None
         )
         portion = Portion()
-        with new_segment(self.folder("dual"), rows.n_labels) as writer:
+        with new_segment(self.folder("dual"), rows.n_labels) as (active, visited):
             while last < self.total:
                 strips = np.sort(order[last * GROUP : (last + 1) * GROUP])
                 following = np.sort(order[(last + 1) * GROUP : (last + 2) * GROUP])
                 for strip in following.tolist():
                     rows.X.will_need(strip << rows.bits, min((strip + 1) << rows.bits, rows.n_samples))
                 state = self._visit(rows, stepper, before, strips, slots[strips], key)
-                writer.active.append(state.size, state.labels, state.a)
-                writer.strips.append(strips)
+                active.append(state.size, state.labels, state.a)
+                visited.append(strips)
                 last += 1
                 if portion.done():
                     break
-        write_tables(self.folder("tables"), stepper, rows.dataset.n_features)
+        write_tables(self.folder("tables"), stepper.tables, rows.dataset.n_features)
         sums = stepper.take_sums()
         square, l1, nnz = norms(stepper.tables)
         keep(self.data, stepper, str(self.folder("tables")))
@@ -184,9 +184,9 @@ class SegmentJob:
     def _pack(self, stepper: Stepper, n_features: int) -> None:
         """Give tables regions as short as may be, and none that were left; over the disk, as they fill the memory."""
         path = Path(self.data.work) / "state" / "packed.partial" / "all"
-        write_tables(path, stepper, n_features)
+        write_tables(path, stepper.tables, n_features)
         clear(stepper.tables)
-        read_tables(path, stepper, n_features)
+        read_tables(path, stepper.tables, n_features)
         remove(path)
 
     def _full(self, stepper: Stepper) -> MemoryLimitError:

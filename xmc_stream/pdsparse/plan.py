@@ -9,13 +9,12 @@ from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
 from xmc_stream.pdsparse.kernels.tables import most_bytes_of
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.solver import PLACES, strip_bits
-from xmc_stream.pdsparse.state import SEGMENT_BYTES
+from xmc_stream.pdsparse.state import ENTRIES, SEGMENT_BYTES
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
 
 STRETCH = 2048  # rows that are gathered and visited at a time, at most
-ENTRIES = 1 << 18  # of tables written or read at a time
 _LABEL_BYTES = 3 * 12  # of an active label of a row of a group: before, after, and put in order
 _ACTIVE, _ACTIVE_SHARE = 32, 6  # active labels of a row of a group on average; times as many as it has itself
 _X_BYTES = 16 * MIB  # of rows gathered at a time

@@ -9,17 +9,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import numpy as np
-
-from xmc_stream import flags
-from xmc_stream.errors import MemoryLimitError
-from xmc_stream.pdsparse.kernels.tables import enter, list_entries, purge
-from xmc_stream.pdsparse.plan import ENTRIES
+from xmc_stream.pdsparse.kernels.tables import purge
 from xmc_stream.pdsparse.rows import Data, Rows
 from xmc_stream.pdsparse.solver import Stepper
-from xmc_stream.pdsparse.state import new_tables, stored_tables
+from xmc_stream.pdsparse.state import read_tables
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.system.memory import format_size
 
 
 @dataclass
@@ -66,39 +60,6 @@ def at_work_alone(run: Callable[[Any], Receipt]) -> Callable[[Any], Receipt]:
     return run_alone
 
 
-def write_tables(path: Path, stepper: Stepper, n_features: int) -> None:
-    """Leave the tables on disk."""
-    tables = stepper.tables
-    per_feature = np.full(n_features, tables.n_labels, np.int64)
-    if not tables.dense:
-        per_feature = tables.v.n.reshape(n_features, -1).sum(axis=1, dtype=np.int64)
-    ends = np.concatenate([[0], np.cumsum(per_feature)])
-    with new_tables(path) as writer:
-        first = 0
-        while first < n_features:
-            last = max(first + 1, int(np.searchsorted(ends, ends[first] + ENTRIES, side="right")) - 1)
-            room = int(ends[last] - ends[first])
-            counts, labels, values = np.empty(last - first, np.int32), np.empty(room, np.int32), np.empty(room)
-            n = list_entries(first, last, tables, counts, labels, values)
-            writer.append(counts, labels[:n], values[:n])
-            first = last
-
-
-def read_tables(path: Path, stepper: Stepper, n_features: int, above: float | None = None) -> None:
-    """Take the tables from disk, or their entries |v| > above. Raises MemoryLimitError where they do not fit."""
-    for first, counts, labels, values in stored_tables(path, n_features, stepper.tables.n_labels, ENTRIES):
-        if above is not None:
-            kept = np.abs(values) > above
-            counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[np.concatenate([[0], np.cumsum(counts)])])
-            counts, labels, values = counts.astype(np.int32), labels[kept], values[kept]
-        if not enter(first, stepper.tables, counts, labels, values):
-            bound = format_size(stepper.tables.most_bytes)
-            raise MemoryLimitError(
-                f"{path}: these tables take more than the {bound} that the memory limit leaves them: go on with a larger "
-                + flags.MEMORY_LIMIT
-            )
-
-
 @dataclass(frozen=True)
 class TablesOf:
     """Tables on disk, and how steps with them are taken. folder: "" for v = 0; fixed: whether the support stays as it is."""
@@ -122,7 +83,7 @@ class TablesOf:
         del session
         stepper = Stepper(d, rows.n_labels, data.parameters, self.lam, self.rate, most_bytes)
         if self.folder:
-            read_tables(Path(self.folder), stepper, d, begins)
+            read_tables(Path(self.folder), stepper.tables, d, begins)
         return stepper
 
 

@@ -15,13 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import StoreError
+from xmc_stream import flags
+from xmc_stream.errors import MemoryLimitError, StoreError
+from xmc_stream.pdsparse.kernels.tables import Tables, enter, list_entries
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, ArrayWriter, MatrixWriter, new_store
 from xmc_stream.store.inventory import BLANK, SEAL, fill_seal
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.system.memory import format_size
 
 SEGMENT_BYTES = 12 * SCRATCH_CHUNK_BYTES  # six arrays: a chunk and its checksummed copy each
+ENTRIES = 1 << 18  # of tables written or read at a time
 _ROWS = 1 << 12  # compared at a time
 _TABLES = {"counts": np.int32, "labels": np.int32, "values": np.float64}
 
@@ -50,26 +54,20 @@ def begin_with(rows: DualRows, indptr: NDArray[np.int64], labels: NDArray[np.int
     return True
 
 
-class SegmentWriter:
-    """active: rows x K (csr), values a; the labels of a row in their own order. The rows are those of strips, in turn."""
-
-    def __init__(self, active: MatrixWriter) -> None:
-        self.active = active
-        self.strips: list[NDArray[np.int64]] = []
-
-
 @contextmanager
-def new_segment(path: Path, n_labels: int) -> Iterator[SegmentWriter]:
-    """The dual variables of a segment's rows, under their name when the block ends well."""
+def new_segment(path: Path, n_labels: int) -> Iterator[tuple[MatrixWriter, ArrayWriter]]:
+    """The dual variables of a segment's rows, under their name when the block ends well.
+
+    Gives what writes active: rows x K (csr), values a, the labels of a row in their own order; and what writes the strips
+    whose rows these are, in turn.
+    """
     with new_store(path, {SEAL: BLANK}) as group:
-        matrix = MatrixWriter(
+        active = MatrixWriter(
             group.create_group("active"), "csr_matrix", (None, n_labels), np.float64, SCRATCH_CHUNK_BYTES
         )
-        writer = SegmentWriter(matrix)
-        yield writer
-        matrix.close()
         strips = ArrayWriter(group, "strips", np.int64, SCRATCH_CHUNK_BYTES)
-        strips.append(np.concatenate(writer.strips))
+        yield active, strips
+        active.close()
         strips.close()
         fill_seal(group.path)
 
@@ -128,28 +126,46 @@ class PassState:
         return DualRows(begin, size, np.concatenate(labels), np.concatenate(a))
 
 
-class TablesWriter:
-    """counts (D,): labels of each feature; then all labels and values of v, by feature, in no order within one."""
-
-    def __init__(self, arrays: dict[str, ArrayWriter]) -> None:
-        self._arrays = arrays
-
-    def append(self, counts: NDArray[np.int32], labels: NDArray[np.int32], values: NDArray[np.float64]) -> None:
-        """The next features."""
-        self._arrays["counts"].append(counts)
-        self._arrays["labels"].append(labels)
-        self._arrays["values"].append(values)
-
-
-@contextmanager
-def new_tables(path: Path) -> Iterator[TablesWriter]:
-    """v of all features and labels, under its name when the block ends well."""
+def write_tables(path: Path, tables: Tables, n_features: int) -> None:
+    """Leave v on disk: counts (D,), the labels of each feature; then all labels and values, by feature, in no order in it."""
+    per_feature = np.full(n_features, tables.n_labels, np.int64)
+    if not tables.dense:
+        per_feature = tables.v.n.reshape(n_features, -1).sum(axis=1, dtype=np.int64)
+    ends = np.concatenate([[0], np.cumsum(per_feature)])
     with new_store(path, {SEAL: BLANK}) as group:
-        arrays = {name: ArrayWriter(group, name, dtype, SCRATCH_CHUNK_BYTES) for name, dtype in _TABLES.items()}
-        yield TablesWriter(arrays)
-        for array in arrays.values():
+        arrays = [ArrayWriter(group, name, dtype, SCRATCH_CHUNK_BYTES) for name, dtype in _TABLES.items()]
+        for first, last in _ranges(ends, ENTRIES):
+            room = int(ends[last] - ends[first])
+            counts, labels, values = np.empty(last - first, np.int32), np.empty(room, np.int32), np.empty(room)
+            n = list_entries(first, last, tables, counts, labels, values)
+            for array, some in zip(arrays, (counts, labels[:n], values[:n]), strict=True):
+                array.append(some)
+        for array in arrays:
             array.close()
         fill_seal(group.path)
+
+
+def read_tables(path: Path, tables: Tables, n_features: int, above: float | None = None) -> None:
+    """Take v from disk, or its entries |v| > above. Raises MemoryLimitError where they do not fit."""
+    for first, counts, labels, values in stored_tables(path, n_features, tables.n_labels, ENTRIES):
+        if above is not None:
+            kept = np.abs(values) > above
+            counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[np.concatenate([[0], np.cumsum(counts)])])
+            counts, labels, values = counts.astype(np.int32), labels[kept], values[kept]
+        if not enter(first, tables, counts, labels, values):
+            raise MemoryLimitError(
+                f"{path}: these tables take more than the {format_size(tables.most_bytes)} that the memory limit leaves "
+                "them: go on with a larger " + flags.MEMORY_LIMIT
+            )
+
+
+def _ranges(ends: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of features that have about so many entries together."""
+    first = 0
+    while first < len(ends) - 1:
+        last = max(first + 1, int(np.searchsorted(ends, ends[first] + most, side="right")) - 1)
+        yield first, last
+        first = last
 
 
 def _damaged(path: Path) -> StoreError:
@@ -167,16 +183,12 @@ def stored_tables(
     ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     labels, values = open_array(path / "labels"), open_array(path / "values")
     bounded = not len(counts) or 0 <= counts.min() <= counts.max() <= n_labels
-    if not bounded or labels.size != ends[-1] or values.size != ends[-1]:
+    known = labels.dtype == np.int32 and values.dtype == np.float64
+    if not (bounded and known and labels.size == values.size == ends[-1]):
         raise _damaged(path)
-    if labels.dtype != np.int32 or values.dtype != np.float64:
-        raise _damaged(path)
-    first = 0
-    while first < len(counts):
-        last = max(first + 1, int(np.searchsorted(ends, ends[first] + most, side="right")) - 1)
+    for first, last in _ranges(ends, most):
         low, high = int(ends[first]), int(ends[last])
         some, v = labels.read(low, high), values.read(low, high)
         if len(some) and not (0 <= some.min() <= some.max() < n_labels and np.isfinite(v).all()):
             raise _damaged(path)
         yield first, counts[first:last], some, v
-        first = last
