@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,7 @@ class PassForecaster(Forecaster):
 
     task: Task
     once: Callable[[Job], Receipt]
-
-    def __post_init__(self) -> None:
-        self._known: Receipt | None = None
+    _known: Receipt | None = None
 
     def check(self, plan: MemoryPlan) -> None:
         """Whether a group of rows fits, and tables as large as a probe says, as far as it can say that."""
@@ -49,13 +47,13 @@ class PassForecaster(Forecaster):
 
     def _probe(self, sizes: PassPlan) -> Receipt:
         """What a probe says. Of tables it says the same within every plan that has room for them."""
-        if self._known is not None and not sizes.dense:
-            return self._known
-        dataset, parameters = self.task.dataset, self.task.parameters
-        receipt = self.once(PassProbe(Data(str(dataset.path), "", parameters, self.task.seed, sizes)))
-        if not sizes.dense and not receipt["full"]:
+        if self._known is None or sizes.dense:
+            data = Data(str(self.task.dataset.path), "", self.task.parameters, self.task.seed, sizes)
+            receipt = self.once(PassProbe(data))
+            if sizes.dense or receipt["full"]:
+                return receipt
             self._known = receipt
-        return receipt
+        return self._known
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """By a probe of the first rows."""
@@ -121,13 +119,8 @@ class PDSparseMethod(Method):
 
     def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
         """Where passes are damaged, all from the first of them on is done again."""
-        passes: dict[tuple[int, int], str] = {}
-        others = {}
-        for folder, damage in damaged.items():
-            if (of := pass_of(folder.parent.name)) is not None:
-                passes[of] = damage
-            else:
-                others[folder] = damage
+        passes = {of: damage for folder, damage in damaged.items() if (of := pass_of(folder.parent.name)) is not None}
+        others = {folder: damage for folder, damage in damaged.items() if pass_of(folder.parent.name) is None}
         found = super().redo(work, others, keys, warm_start)
         if passes:
             (stage, number), segments, folders = segments_again(work, passes, keys)
@@ -161,28 +154,23 @@ def segments_again(
     on from is not kept), or else the stage's beginning: it begins from nothing, or from a pass of an earlier one.
     keys: of all jobs that are done.
     """
-    segments: dict[tuple[int, int], list[int]] = {}
-    looks: list[tuple[tuple[int, int], str]] = []
+    done: dict[tuple[int, int], list[str]] = {}
     for key in keys:
-        kind, *place = key.split("/")
-        if kind in ("pass", "look"):
-            stage, number, first = map(int, place)
-            if kind == "look":
-                looks.append(((stage, number), key))
-            else:
-                segments.setdefault((stage, number), []).append(first)
+        if found := re.fullmatch(r"(?:pass|look)/(\d+)/(\d+)/\d+", key):
+            done.setdefault((int(found[1]), int(found[2])), []).append(key)
     stage, number = min(damaged)
-    while number and not _pass_is_there(work, stage, number - 1, segments.get((stage, number - 1), [])):
+    while number and not _is_there(work, done.get((stage, number - 1), [])):
         number -= 1
     to = stage, number
-    undone = [f"pass/{s}/{n}/{first}" for (s, n), firsts in segments.items() if (s, n) >= to for first in firsts]
-    undone += [key for of, key in looks if of >= to]
+    undone = [key for of, some in done.items() if of >= to for key in some]
     folders = [f for f in work.glob("state/*") if (of := pass_of(f.name)) is not None and of >= to]
     return to, undone, folders
 
 
-def _pass_is_there(work: Path, stage: int, number: int, segments: Sequence[int]) -> bool:
-    place = f"{stage}-{number}"
-    needed = [work / "state" / f"dual-{place}" / f"{first:06d}" for first in segments]
-    needed += [work / "state" / f"tables-{place}" / f"{first:06d}" for first in sorted(segments)[-1:]]
+def _is_there(work: Path, keys: Iterable[str]) -> bool:
+    """Whether the files are all there that the jobs of a pass left, the tables being those of its last segment."""
+    parts = [key.split("/") for key in keys if key.startswith("pass/")]
+    segments = sorted((int(first), f"{stage}-{number}") for _, stage, number, first in parts)
+    needed = [work / "state" / f"dual-{of}" / f"{first:06d}" for first, of in segments]
+    needed += [work / "state" / f"tables-{of}" / f"{first:06d}" for first, of in segments[-1:]]
     return bool(segments) and all(folder.exists() for folder in needed)

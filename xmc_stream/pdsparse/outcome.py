@@ -24,7 +24,7 @@ from xmc_stream.pdsparse.sessions import TablesOf, at_work_alone, drop_session, 
 from xmc_stream.pdsparse.solver import Stepper, label_numbers
 from xmc_stream.pdsparse.state import ENTRIES, stored_tables
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import MIB, Portion
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_store
 from xmc_stream.store.matrix import Block, SparseMatrix
@@ -66,17 +66,13 @@ class LookJob:
     def run(self) -> Receipt:
         """Count hits."""
         rows = Rows(self.data)
-        stepper, portion = self.tables.open(self.data, rows), Portion()
-        hits, n, last, k = np.zeros(PLACES, np.int64), 0, self.first, min(PLACES, rows.n_labels)
-        while last < rows.n_samples:
-            for some in rows.blocks(last, True):
-                hits[:k] += _ranked(rows, stepper, k, some)[2].sum(axis=0)
-                n += some[0].n
-            last = min(last + rows.step, rows.n_samples)
-            if portion.done():
-                break
+        stepper = self.tables.open(self.data, rows)
+        hits, n, k = np.zeros(PLACES, np.int64), 0, min(PLACES, rows.n_labels)
+        for some in rows.blocks_of_job(self.first, True):
+            hits[:k] += _ranked(rows, stepper, k, some)[2].sum(axis=0)
+            n += some[0].n
         keep(self.data, stepper, self.tables.folder)
-        return {"last": last, "hits": hits.tolist(), "n_held_out": n, "bytes_read": rows.bytes_read}
+        return {"last": rows.last, "hits": hits.tolist(), "n_held_out": n, "bytes_read": rows.bytes_read}
 
 
 @dataclass(frozen=True)
@@ -130,21 +126,14 @@ class ObjectiveJob:
     def run(self) -> Receipt:
         """Sum; also the norms of the weights."""
         rows = Rows(self.data, self.rows)
-        stepper, portion = self.tables.open(self.data, rows), Portion()
-        total, last = self.before, self.first
-        while last < rows.n_samples:
-            for block, indptr, labels in rows.blocks(last, False):
-                total += sum_losses(
-                    block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z
-                )
-            last = min(last + rows.step, rows.n_samples)
-            if portion.done():
-                break
+        stepper, total = self.tables.open(self.data, rows), self.before
+        for block, indptr, labels in rows.blocks_of_job(self.first, False):
+            total += sum_losses(block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z)
         square, l1, _ = norms(stepper.tables)
         keep(self.data, stepper, self.tables.folder)
-        passes = (last - self.first) / rows.n_samples
+        passes = (rows.last - self.first) / rows.n_samples
         return {
-            "last": last, "losses": total, "square": square, "l1": l1, "passes": passes, "bytes_read": rows.bytes_read,
+            "last": rows.last, "losses": total, "square": square, "l1": l1, "passes": passes, "bytes_read": rows.bytes_read,
         }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from xmc_stream.kernels.order import GROUP, strip_slots
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.plan import STRETCH, PassPlan
 from xmc_stream.pdsparse.solver import label_numbers, strip_bits
+from xmc_stream.runtime.plan import Portion
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 
@@ -46,13 +47,9 @@ class Rows:
         self.numbers = label_numbers(self.n_labels, data.seed).astype(np.int32)
         share = min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
         self._seed, self._share, self._which = data.seed, 0.0 if which == "all" else share, which
-        self._nnz = data.plan.nnz
-        self._buffer = Buffer(self.X, data.plan.nnz)
-
-    @property
-    def n_held_out(self) -> int:
-        """Rows that are held out, about."""
-        return round(self._share * self.n_samples)
+        self.n_held_out = round(self._share * self.n_samples)  # about
+        self.step = GROUP << self.bits  # rows that `blocks` goes over, a multiple of which it begins at
+        self._nnz, self._buffer, self.last = data.plan.nnz, Buffer(self.X, data.plan.nnz), 0
 
     @property
     def bytes_read(self) -> int:
@@ -96,10 +93,14 @@ class Rows:
         """Rows (ascending) of X, no more than a piece of `stretches`."""
         return self.X.gather(rows, self._buffer, spans)
 
-    @property
-    def step(self) -> int:
-        """Rows that `blocks` goes over, a multiple of which it begins at."""
-        return GROUP << self.bits
+    def blocks_of_job(self, first: int, held_out: bool) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:
+        """As `blocks`, from row `first` on, as many as a job should take; then `last` tells before which row it ended."""
+        portion, self.last = Portion(), first
+        while self.last < self.n_samples:
+            yield from self.blocks(self.last, held_out)
+            self.last = min(self.last + self.step, self.n_samples)
+            if portion.done():
+                break
 
     def blocks(
         self, first: int, held_out: bool, some: Callable[[int], NDArray[np.int64]] | None = None

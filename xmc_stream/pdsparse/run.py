@@ -26,7 +26,7 @@ from xmc_stream.pdsparse.rows import Data, Which
 from xmc_stream.pdsparse.sessions import TablesOf, drop_session
 from xmc_stream.pdsparse.solver import more_labels, n_groups
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.runtime.plan import MIB, SECONDS, MemoryPlan
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import DECISION
@@ -264,26 +264,23 @@ class PDSparseRun:
         last_one = self._passes[-1] if self._passes else None
         said = "" if last_one is None else f" ({self._told(last_one)})"
         words = f"{stage.name} {number + 1} of at most {stage.passes}{said}"
-        speed = 0.0 if last_one is None else self._groups / max(last_one.sums["seconds"], 1e-3)
         first, tables = 0, "" if before is None else before.tables.folder
         dual = () if before is None else before.dual
         segments: list[SegmentJob] = []
-        sums: dict[str, Any] = dict.fromkeys((*_SUMS, "largest", "n_held_out", "seconds"), 0) | {"hits": [0]}
+        sums: dict[str, Any] = dict.fromkeys((*_SUMS, "largest", "n_held_out"), 0) | {"hits": [0]}
         while first < self._groups:
             job = SegmentJob(
                 self._data, stage.number, stage.lam, number, first, self._groups, most, self._rate, dual, tables,
                 stage.support, stage.rows,
             )  # fmt: skip
-            last = min(self._groups, first + max(1, int(speed * SECONDS)))  # about, for those who watch
-            span = self._place(stage, number, first), self._place(stage, number, last)
-            name, unit = f"{stage.name} {number + 1}", len(self._passes) + 1
-            (known,) = yield Phase(name, [job], words, span, unit="pass", number=unit)
-            first, speed = known["last"], (known["last"] - first) / max(known["seconds"], 1e-3)
+            here, name = self._place(stage, number, first), f"{stage.name} {number + 1}"
+            (known,) = yield Phase(name, [job], words, (here, here), unit="pass", number=len(self._passes) + 1)
+            first = known["last"]
             if segments:
                 remove(segments[-1].folder("tables"))
             segments.append(job)
             tables = str(job.folder("tables"))
-            for what in (*_SUMS, "seconds"):
+            for what in _SUMS:
                 sums[what] += known[what]
             sums["largest"] = max(sums["largest"], known["largest"])
             sums |= {what: known[what] for what in _LAST}
