@@ -31,7 +31,7 @@ from xmc_stream.pdsparse.passes import SegmentJob
 from xmc_stream.pdsparse.plan import PassPlan
 from xmc_stream.pdsparse.rows import Data
 from xmc_stream.pdsparse.run import PDSparseRun
-from xmc_stream.pdsparse.sessions import _sessions, drop_session
+from xmc_stream.pdsparse.sessions import TablesOf, _sessions, drop_session
 from xmc_stream.pdsparse.state import stored_tables
 from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.check import CheckStateJob
@@ -169,7 +169,7 @@ def test_full_tables_are_packed_before_they_are_too_full(
         folder = tmp_path / str(tables)
         dataset = Dataset(several_groups)
         data = Data(str(several_groups), str(folder), PARAMETERS, 0, PassPlan(100_000, 32 * MIB, tables))
-        job = SegmentJob(data, 0, 0.3, 0, 0, 3, 2, 1, (), "")
+        job = SegmentJob(data, 0, 0, 0, 3, 2, (), TablesOf("", 0.3, 1))
         job.run()
         stored = [
             sorted(zip(labels.tolist(), values.tolist(), strict=True))
@@ -229,10 +229,10 @@ def test_approximate_searches_come_to_the_same_objective(options: dict[str, int]
 def test_tables_that_outgrow_the_limit_name_lam_and_C(several_groups: Path, tmp_path: Path) -> None:
     data = Data(str(several_groups), str(tmp_path), PARAMETERS, 0, PassPlan(100_000, 32 * MIB, 10_000))
     with pytest.raises(MemoryLimitError, match=r"in pass 1.*larger lam.*smaller C"):
-        SegmentJob(data, 0, 0.3, 0, 0, 3, 2, 1, (), "").run()
+        SegmentJob(data, 0, 0, 0, 3, 2, (), TablesOf("", 0.3, 1)).run()
     data = Data(str(several_groups), str(tmp_path), PARAMETERS, 0, PassPlan(100_000, 10_000, 32 * MIB))
     with pytest.raises(MemoryLimitError, match="active labels, whose dual variables take"):
-        SegmentJob(data, 0, 0.3, 0, 0, 3, 2, 1, (), "").run()
+        SegmentJob(data, 0, 0, 0, 3, 2, (), TablesOf("", 0.3, 1)).run()
     with pytest.raises(MemoryLimitError, match="PD-Sparse needs"):
         PDSparseRun(Dataset(several_groups), tmp_path, PARAMETERS, 0, MemoryPlan(2**24, 2**24, 1), Notes())
 

@@ -24,14 +24,14 @@ from xmc_stream.factors.factors import Factor, new_factors, take
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.model import load_model
-from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment, new_tables, stored_tables
+from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment, stored_tables
 from xmc_stream.ppdsparse.candidates import CandidateFile, CandidateRows, new_candidates, read_candidates
 from xmc_stream.ppdsparse.state import UnitState, new_unit_state
 from xmc_stream.store import matrix as matrix_file
 from xmc_stream.store.chunks import are_apart
 from xmc_stream.store.dataset import Dataset, open_dataset
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter
-from xmc_stream.store.inventory import seal
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_store
+from xmc_stream.store.inventory import BLANK, SEAL, fill_seal, seal
 from xmc_stream.store.matrix import Buffer, SparseMatrix, stream
 from xmc_stream.store.names import Names
 from xmc_stream.store.nodes import Group
@@ -233,8 +233,14 @@ def test_a_state_of_other_classes_samples_or_features(tmp_path: Path) -> None:
 
 def test_tables_and_dual_variables_that_cannot_be(tmp_path: Path) -> None:
     def tables(counts: list[int], labels: list[int], values: list[float]) -> None:
-        with new_tables(tmp_path / "t") as writer:
-            writer.append(np.array(counts, np.int32), np.array(labels, np.int32), np.array(values))
+        with new_store(tmp_path / "t", {SEAL: BLANK}) as group:
+            for name, some in (
+                ("counts", np.array(counts, np.int32)), ("labels", np.array(labels, np.int32)), ("values", np.array(values)),
+            ):  # fmt: skip
+                array = ArrayWriter(group, name, some.dtype)
+                array.append(some)
+                array.close()
+            fill_seal(group.path)
 
     tables([1, 2], [0, 3, 1], [1.0, 2.0, 3.0])
     assert len(list(stored_tables(tmp_path / "t", 2, 4, 1))) == 2
@@ -248,9 +254,9 @@ def test_tables_and_dual_variables_that_cannot_be(tmp_path: Path) -> None:
             list(stored_tables(tmp_path / "t", 2, 4, 1))
 
     def segment(sizes: list[int], labels: list[int], strips: list[int]) -> PassState:
-        with new_segment(tmp_path / "segment", 4) as writer:
-            writer.active.append(np.array(sizes), np.array(labels), np.zeros(len(labels)))
-            writer.strips.append(np.array(strips))
+        with new_segment(tmp_path / "segment", 4) as (active, visited):
+            active.append(np.array(sizes), np.array(labels), np.zeros(len(labels)))
+            visited.append(np.array(strips))
         return PassState([tmp_path / "segment"], 3, 4, 1)
 
     assert segment([2, 0, 1], [3, 1, 0], [0, 1]).read(np.array([0, 1]), np.array([2, 1])).labels.tolist() == [3, 1, 0]

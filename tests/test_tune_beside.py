@@ -23,7 +23,7 @@ from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.passes import SegmentJob
 from xmc_stream.pdsparse.plan import PassPlan, pass_needs
 from xmc_stream.pdsparse.rows import Data
-from xmc_stream.pdsparse.sessions import _sessions, drop_session
+from xmc_stream.pdsparse.sessions import TablesOf, _sessions, drop_session
 from xmc_stream.runtime.events import read_events
 from xmc_stream.system.memory import MemoryLimit, return_freed_memory
 from xmc_stream.system.progress import Progress
@@ -210,7 +210,7 @@ def test_tables_of_no_more_runs_than_share_a_process_stay_in_it(data: Path, tmp_
         for work in works:
             plan = PassPlan(100_000, 32 * 2**20, 32 * 2**20, parts=parts)
             of = Data(str(data), work, PDSparseParameters(), 0, plan)
-            SegmentJob(of, 0, 0.1, 0, 0, 3, 2, 1, (), "").run()
+            SegmentJob(of, 0, 0, 0, 3, 2, (), TablesOf("", 0.1, 1)).run()
         assert [*_sessions] == [works[number] for number in stay]
     drop_session()
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError, StoreError
-from xmc_stream.kernels.order import GROUP
+from xmc_stream.kernels.order import GROUP, strip_slots
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.pdsparse.kernels.dual import group_rows, pack
 from xmc_stream.pdsparse.kernels.tables import bytes_used, clear, norms
@@ -40,56 +40,41 @@ class SegmentJob:
     """Groups of a pass from the first on, as many as a job should take; the receipt says before which group it ended.
 
     stage: of the run: a value of lam, or the post-solve. most: labels that a search may bring in. dual: folders of the
-    pass before, none for a = 0. tables: the folder that this segment begins from, "" for v = 0. support: no search, and no v
-    but those there, of the tables that the stage begins from |v| > support. total: groups of the pass. rows: that it visits.
+    pass before, none for a = 0. tables: that this segment begins from. support: where these are fixed, a stage takes |v| >
+    support of the tables that it begins from. total: groups of the pass. rows: that it visits.
     """
 
     data: Data
     stage: int
-    lam: float
     number: int
     first: int
     total: int
     most: int
-    rate: int
     dual: tuple[str, ...]
-    tables: str
+    tables: TablesOf
     support: float | None = None
     rows: Which = "learned"
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the support stays as it is."""
-        return self.support is not None
 
     @property
     def key(self) -> str:
         """Stage, pass and first group."""
         return f"pass/{self.stage}/{self.number}/{self.first}"
 
-    @property
-    def name(self) -> str:
-        """Of the folders that it leaves."""
-        return f"{self.first:06d}"
-
     def folder(self, kind: str) -> Path:
         """`dual` or `tables` of this segment."""
-        return Path(self.data.work) / "state" / f"{kind}-{self.stage}-{self.number}" / self.name
+        return Path(self.data.work) / "state" / f"{kind}-{self.stage}-{self.number}" / f"{self.first:06d}"
 
     @at_work_alone
     def run(self) -> Receipt:
         """Visit the rows; write dual variables and tables; the receipt has sums of the segment."""
         drop_tiles()
-        began, last = time.perf_counter(), self.first
-        rows = Rows(self.data, self.rows)
-        stepper = TablesOf(self.tables, self.lam, self.rate, self.fixed).open(self.data, rows, self._left_out())
+        last, rows = self.first, Rows(self.data, self.rows)
+        stepper = self.tables.open(self.data, rows, self._left_out())
         key = pass_key(self.data.seed, self.stage, self.number)
-        order, slots = rows.groups(key)
-        before = (
-            PassState([Path(segment) for segment in self.dual], rows.n_samples, rows.n_labels, rows.bits)
-            if self.dual
-            else None
-        )
+        slots = np.empty(-(-rows.n_samples >> rows.bits), np.int64)
+        strip_slots(len(slots), key, slots)
+        order, segments = np.argsort(slots), [Path(segment) for segment in self.dual]
+        before = PassState(segments, rows.n_samples, rows.n_labels, rows.bits) if segments else None
         portion = Portion()
         with new_segment(self.folder("dual"), rows.n_labels) as (active, visited):
             while last < self.total:
@@ -110,7 +95,6 @@ class SegmentJob:
         return {
             "last": last, **sums, "square": square, "l1": l1, "nnz": nnz, "passes": (last - self.first) / self.total,
             "bytes_read": rows.bytes_read + (before.bytes_read if before else 0),
-            "seconds": round(time.perf_counter() - began, 3),
         }  # fmt: skip
 
     def _left_out(self) -> float | None:
@@ -155,7 +139,7 @@ class SegmentJob:
             try:
                 sets = stepper.visit(
                     Stretch(members, np.searchsorted(members, stretch), at[members], n_positive[members]),
-                    key, block, state, self.most, self.fixed, lambda: self._pack(stepper, rows.dataset.n_features),
+                    key, block, state, self.most, self.tables.fixed, lambda: self._pack(stepper, rows.dataset.n_features),
                 )  # fmt: skip
             except TablesFullError:
                 raise self._full(stepper) from None
@@ -175,7 +159,7 @@ class SegmentJob:
                 f"{format_size(self.data.plan.dual)} are planned: raise "
                 + flags.MEMORY_LIMIT
                 + ", or have fewer of them: a larger lam "
-                f"(now {self.lam:g}) or a smaller C (now {self.data.parameters.C:g})"
+                f"(now {self.tables.lam:g}) or a smaller C (now {self.data.parameters.C:g})"
             )
         out = DualRows(begin, size, np.empty(total, np.int32), np.empty(total))
         pack(np.arange(n), begin, size, all_labels, all_a, out.labels, out.a)
@@ -195,7 +179,7 @@ class SegmentJob:
             f"the tables of v and w need more than the {bound} that the memory limit leaves them, in pass {self.number + 1}: "
             "raise "
             + flags.MEMORY_LIMIT
-            + f", or have fewer of them: a larger lam (now {self.lam:g}) or a smaller C (now "
+            + f", or have fewer of them: a larger lam (now {self.tables.lam:g}) or a smaller C (now "
             f"{self.data.parameters.C:g})"
         )
 

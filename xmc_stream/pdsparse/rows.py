@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.heldout import HELD_OUT, held_out
-from xmc_stream.kernels.order import GROUP, strip_slots
+from xmc_stream.kernels.order import GROUP
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.plan import STRETCH, PassPlan
 from xmc_stream.pdsparse.solver import label_numbers, strip_bits
@@ -43,7 +43,6 @@ class Rows:
         self.n_samples, self.n_labels = self.dataset.n_samples, self.dataset.n_labels
         self.X, self.Y = self.dataset.X_rows(), self.dataset.Y_rows()
         self.bits = strip_bits(self.n_samples, self.X.nnz)
-        self.n_strips = -(-self.n_samples >> self.bits)
         self.numbers = label_numbers(self.n_labels, data.seed).astype(np.int32)
         share = min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
         self._seed, self._share, self._which = data.seed, 0.0 if which == "all" else share, which
@@ -55,12 +54,6 @@ class Rows:
     def bytes_read(self) -> int:
         """Bytes of the ranges read so far."""
         return self.X.bytes_read + self.Y.bytes_read
-
-    def groups(self, key: np.uint64) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Strips in the order of a pass, and the slot of each strip."""
-        slots = np.empty(self.n_strips, np.int64)
-        strip_slots(self.n_strips, key, slots)
-        return np.argsort(slots), slots
 
     def kept_out(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows are held out."""

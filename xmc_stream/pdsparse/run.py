@@ -7,7 +7,7 @@ again from the start, and the receipts come out of the ledger.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -264,14 +264,13 @@ class PDSparseRun:
         last_one = self._passes[-1] if self._passes else None
         said = "" if last_one is None else f" ({self._told(last_one)})"
         words = f"{stage.name} {number + 1} of at most {stage.passes}{said}"
-        first, tables = 0, "" if before is None else before.tables.folder
-        dual = () if before is None else before.dual
+        first, dual, folder = (0, (), "") if before is None else (0, before.dual, before.tables.folder)
+        tables = TablesOf(folder, stage.lam, self._rate, stage.support is not None)
         segments: list[SegmentJob] = []
         sums: dict[str, Any] = dict.fromkeys((*_SUMS, "largest", "n_held_out"), 0) | {"hits": [0]}
         while first < self._groups:
             job = SegmentJob(
-                self._data, stage.number, stage.lam, number, first, self._groups, most, self._rate, dual, tables,
-                stage.support, stage.rows,
+                self._data, stage.number, number, first, self._groups, most, dual, tables, stage.support, stage.rows,
             )  # fmt: skip
             here, name = self._place(stage, number, first), f"{stage.name} {number + 1}"
             (known,) = yield Phase(name, [job], words, (here, here), unit="pass", number=len(self._passes) + 1)
@@ -279,13 +278,12 @@ class PDSparseRun:
             if segments:
                 remove(segments[-1].folder("tables"))
             segments.append(job)
-            tables = str(job.folder("tables"))
+            tables = replace(tables, folder=str(job.folder("tables")))
             for what in _SUMS:
                 sums[what] += known[what]
             sums["largest"] = max(sums["largest"], known["largest"])
             sums |= {what: known[what] for what in _LAST}
-        left = TablesOf(tables, stage.lam, self._rate, stage.support is not None)
-        done = Pass(stage, number, most, tuple(str(segment.folder("dual")) for segment in segments), left, sums)
+        done = Pass(stage, number, most, tuple(str(segment.folder("dual")) for segment in segments), tables, sums)
         if stage.rows == "learned" and self.parameters.held_out:
             yield from self._look(done, words)
         if stage.rows != "held out":

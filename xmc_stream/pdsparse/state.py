@@ -26,7 +26,6 @@ from xmc_stream.system.memory import format_size
 
 SEGMENT_BYTES = 12 * SCRATCH_CHUNK_BYTES  # six arrays: a chunk and its checksummed copy each
 ENTRIES = 1 << 18  # of tables written or read at a time
-_ROWS = 1 << 12  # compared at a time
 _TABLES = {"counts": np.int32, "labels": np.int32, "values": np.float64}
 
 
@@ -45,13 +44,8 @@ def begin_with(rows: DualRows, indptr: NDArray[np.int64], labels: NDArray[np.int
     counts = np.diff(indptr)
     if (rows.size < counts).any():
         return False
-    for low in range(0, len(counts), _ROWS):
-        high = min(low + _ROWS, len(counts))
-        mine = slice(int(indptr[low]), int(indptr[high]))
-        at = np.arange(mine.start, mine.stop) + np.repeat(rows.begin[low:high] - indptr[low:high], counts[low:high])
-        if (rows.labels[at] != labels[mine]).any():
-            return False
-    return True
+    at = np.arange(len(labels)) + np.repeat(rows.begin - indptr[:-1], counts)
+    return bool((rows.labels[at] == labels).all())
 
 
 @contextmanager
