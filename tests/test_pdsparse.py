@@ -29,9 +29,8 @@ from xmc_stream.pdsparse.method import segments_again
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.passes import SegmentJob
 from xmc_stream.pdsparse.plan import PassPlan
-from xmc_stream.pdsparse.rows import Data
+from xmc_stream.pdsparse.rows import Data, TablesOf
 from xmc_stream.pdsparse.run import PDSparseRun
-from xmc_stream.pdsparse.sessions import TablesOf, _sessions, drop_session
 from xmc_stream.pdsparse.state import stored_tables
 from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.check import CheckStateJob
@@ -121,7 +120,6 @@ def digest(data: Path, folder: Path, budgets: list[int], parameters: PDSparsePar
     ledger = CutLedger()
     for number, budget in enumerate(budgets):
         ledger.left = 2 if number + 1 < len(budgets) else 0
-        drop_session()
         try:
             run = PDSparseRun(dataset, work, parameters, 0, MemoryPlan(2**40, budget, 1), ledger)
             result = run_here(run.loop(), ledger)
@@ -164,7 +162,6 @@ def test_full_tables_are_packed_before_they_are_too_full(
 
     def segment(tables: int) -> tuple[int, list[Any]]:
         """Bytes that its tables take, those of regions left too, and its v."""
-        drop_session()
         monkeypatch.setattr(portion, "SECONDS", 0.0)  # a group
         folder = tmp_path / str(tables)
         dataset = Dataset(several_groups)
@@ -176,7 +173,7 @@ def test_full_tables_are_packed_before_they_are_too_full(
             for _, _, labels, values in stored_tables(job.folder("tables"), dataset.n_features, dataset.n_labels, 1)
         ]
         assert [path.name for path in (folder / "state").glob("packed*/*")] == []
-        return bytes_used(_sessions[str(folder)].stepper.tables), stored
+        return bytes_used(data.held.stepper.tables), stored
 
     used, stored = segment(32 * MIB)
     assert not packed

@@ -20,10 +20,7 @@ from helpers.tools import load_tool
 import xmc_stream as xs
 from xmc_stream.errors import StoreError
 from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.passes import SegmentJob
-from xmc_stream.pdsparse.plan import PassPlan, pass_needs
-from xmc_stream.pdsparse.rows import Data
-from xmc_stream.pdsparse.sessions import TablesOf, _sessions, drop_session
+from xmc_stream.pdsparse.plan import pass_needs
 from xmc_stream.runtime.events import read_events
 from xmc_stream.system.memory import MemoryLimit, return_freed_memory
 from xmc_stream.system.progress import Progress
@@ -201,18 +198,6 @@ def test_a_setting_whose_tables_outgrow_its_part_is_trained_by_itself(
     assert seen.parts == ([1, 1] if foreseen else [2, 1])
     assert seen.begun[2:] == ([] if foreseen else ["0.model"])  # once more
     assert report["peak_rss"] <= limit
-
-
-def test_tables_of_no_more_runs_than_share_a_process_stay_in_it(data: Path, tmp_path: Path) -> None:
-    drop_session()
-    for parts, stay in ((1, [2]), (2, [1, 2]), (3, [0, 1, 2])):
-        works = [str(tmp_path / f"{parts}-{number}") for number in range(3)]
-        for work in works:
-            plan = PassPlan(100_000, 32 * 2**20, 32 * 2**20, parts=parts)
-            of = Data(str(data), work, PDSparseParameters(), 0, plan)
-            SegmentJob(of, 0, 0, 0, 3, 2, (), TablesOf("", 0.1, 1)).run()
-        assert [*_sessions] == [works[number] for number in stay]
-    drop_session()
 
 
 # ---- errors, interrupts, kills

@@ -19,8 +19,7 @@ from xmc_stream.metrics import among
 from xmc_stream.models.decisions import HeldOut
 from xmc_stream.pdsparse.kernels.dual import rank_rows, sum_losses
 from xmc_stream.pdsparse.kernels.tables import norms
-from xmc_stream.pdsparse.rows import Data, Rows, Which
-from xmc_stream.pdsparse.sessions import TablesOf, at_work_alone, drop_session, keep
+from xmc_stream.pdsparse.rows import Data, Rows, TablesOf, Which
 from xmc_stream.pdsparse.solver import Stepper, label_numbers
 from xmc_stream.pdsparse.state import ENTRIES, stored_tables
 from xmc_stream.runtime.job import Receipt
@@ -62,7 +61,6 @@ class LookJob:
         """Stage and pass, first row."""
         return f"look/{self.stage}/{self.number}/{self.first}"
 
-    @at_work_alone
     def run(self) -> Receipt:
         """Count hits."""
         rows = Rows(self.data)
@@ -71,7 +69,7 @@ class LookJob:
         for some in rows.blocks_of_job(self.first, True):
             hits[:k] += _ranked(rows, stepper, k, some)[2].sum(axis=0)
             n += some[0].n
-        keep(self.data, stepper, self.tables.folder)
+        self.data.held.keep(stepper, self.tables.folder)
         return {"last": rows.last, "hits": hits.tolist(), "n_held_out": n, "bytes_read": rows.bytes_read}
 
 
@@ -89,7 +87,6 @@ class DecisionJob:
         """Stage and pass."""
         return f"{DECISION}/{self.stage}/{self.number}"
 
-    @at_work_alone
     def run(self) -> Receipt:
         """Score those rows that it is learned from, and learn it."""
         rows = Rows(self.data)
@@ -100,7 +97,7 @@ class DecisionJob:
                 labels, scores, right = _ranked(rows, stepper, held_out.k, some)
                 scores[unseen[labels]] = UNSEEN  # as the model has them
                 held_out.take(scores, right, np.diff(some[1]))
-        keep(self.data, stepper, self.tables.folder)
+        self.data.held.keep(stepper, self.tables.folder)
         return {DECISION: held_out.decision(), "bytes_read": rows.bytes_read}
 
 
@@ -122,7 +119,6 @@ class ObjectiveJob:
         """The tables and the row."""
         return f"objective/{'/'.join(Path(self.tables.folder).parts[-2:])}/{self.first}"
 
-    @at_work_alone
     def run(self) -> Receipt:
         """Sum; also the norms of the weights."""
         rows = Rows(self.data, self.rows)
@@ -130,7 +126,7 @@ class ObjectiveJob:
         for block, indptr, labels in rows.blocks_of_job(self.first, False):
             total += sum_losses(block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z)
         square, l1, _ = norms(stepper.tables)
-        keep(self.data, stepper, self.tables.folder)
+        self.data.held.keep(stepper, self.tables.folder)
         passes = (rows.last - self.first) / rows.n_samples
         return {
             "last": rows.last, "losses": total, "square": square, "l1": l1, "passes": passes, "bytes_read": rows.bytes_read,
@@ -152,10 +148,8 @@ class WeightsJob:
         """There is one."""
         return "weights"
 
-    @at_work_alone
     def run(self) -> Receipt:
         """Write them by feature, then by class."""
-        drop_session(self.data.work)
         dataset = Dataset(self.data.path)
         n_features, n_labels = dataset.n_features, dataset.n_labels
         label_of = np.empty(n_labels, np.int32)
@@ -196,10 +190,8 @@ class UnitJob:
         """The unit."""
         return f"finalise/{self.unit.name}"
 
-    @at_work_alone
     def run(self) -> Receipt:
         """Write; the receipt has the sizes of tiles that predictions are planned from."""
-        drop_session(self.data.work)
         first, last = self.unit
         weights = SparseMatrix(Path(self.weights) / "columns").expect((self.n_features, None), "csc_matrix", np.float32)
         tiles = TileSizes(first, last, self.n_features)

@@ -22,8 +22,7 @@ from xmc_stream.models.cache import drop_tiles
 from xmc_stream.pdsparse.kernels.dual import group_rows, pack
 from xmc_stream.pdsparse.kernels.tables import bytes_used, clear, norms
 from xmc_stream.pdsparse.plan import STRETCH
-from xmc_stream.pdsparse.rows import Data, Rows, Which
-from xmc_stream.pdsparse.sessions import TablesOf, at_work_alone, keep
+from xmc_stream.pdsparse.rows import Data, Rows, TablesOf, Which
 from xmc_stream.pdsparse.solver import Stepper, Stretch, TablesFullError, pass_key
 from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment, read_tables, write_tables
 from xmc_stream.runtime.job import Receipt
@@ -64,7 +63,6 @@ class SegmentJob:
         """`dual` or `tables` of this segment."""
         return Path(self.data.work) / "state" / f"{kind}-{self.stage}-{self.number}" / f"{self.first:06d}"
 
-    @at_work_alone
     def run(self) -> Receipt:
         """Visit the rows; write dual variables and tables; the receipt has sums of the segment."""
         drop_tiles()
@@ -91,7 +89,7 @@ class SegmentJob:
         write_tables(self.folder("tables"), stepper.tables, rows.dataset.n_features)
         sums = stepper.take_sums()
         square, l1, nnz = norms(stepper.tables)
-        keep(self.data, stepper, str(self.folder("tables")))
+        self.data.held.keep(stepper, str(self.folder("tables")))
         return {
             "last": last, **sums, "square": square, "l1": l1, "nnz": nnz, "passes": (last - self.first) / self.total,
             "bytes_read": rows.bytes_read + (before.bytes_read if before else 0),
@@ -199,7 +197,6 @@ class PassProbe:
         """Never in a ledger."""
         return "probe"
 
-    @at_work_alone
     def run(self) -> Receipt:
         """Visit them."""
         rows = Rows(self.data)

@@ -25,7 +25,7 @@ MOST_FORESEEN = 128 * MIB  # of tables that a probe may ask for: it says too muc
 @dataclass(frozen=True)
 class PassPlan:
     """What a segment may hold. nnz: entries of X at a time; dual: bytes of the dual variables of a group; tables: bytes of the
-    tables; dense: vectors of all labels instead; parts: trainings that have tables in a process.
+    tables; dense: vectors of all labels instead.
 
     A post-solve has tables in any case: they tell what is in the support.
     """
@@ -34,7 +34,6 @@ class PassPlan:
     dual: int
     tables: int
     dense: bool = False
-    parts: int = 1
 
     def most_bytes(self, fixed: bool = False) -> int:
         """Of the tables; 0 for dense vectors."""
@@ -89,5 +88,5 @@ def plan_pass(plan: MemoryPlan, dataset: Dataset, parameters: PDSparseParameters
     left -= more
     fits = dense <= left // 2 and dataset.n_labels <= UNIT
     return PassPlan(
-        gathered(dataset), needs["dual variables"] + more, min(left, most_tables(dataset, parameters)), fits, plan.parts
+        gathered(dataset), needs["dual variables"] + more, min(left, most_tables(dataset, parameters)), fits
     )

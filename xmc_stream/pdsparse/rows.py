@@ -1,9 +1,10 @@
-"""Rows in the order of a pass, gathered."""
+"""What jobs of PD-Sparse work on: the rows of a dataset, gathered, and the tables, which stay in memory from job to job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,14 +12,30 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.heldout import HELD_OUT, held_out
 from xmc_stream.kernels.order import GROUP
+from xmc_stream.pdsparse.kernels.tables import purge
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.plan import STRETCH, PassPlan
-from xmc_stream.pdsparse.solver import label_numbers, strip_bits
+from xmc_stream.pdsparse.solver import Stepper, label_numbers, strip_bits
+from xmc_stream.pdsparse.state import read_tables
 from xmc_stream.runtime.plan import Portion
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 
 Which = Literal["learned", "held out", "all"]
+
+
+class Held:
+    """The tables that a run's last job left in this process, and the folder where they are too; elsewhere there are none."""
+
+    def __init__(self) -> None:
+        self.keep(None, "")
+
+    def __reduce__(self) -> tuple[type[Held], tuple[()]]:
+        return Held, ()
+
+    def keep(self, stepper: Stepper | None, folder: str) -> None:
+        """Leave tables for the next job; None lets go of those that are here."""
+        self.stepper, self.folder = stepper, folder
 
 
 @dataclass(frozen=True)
@@ -30,6 +47,7 @@ class Data:
     parameters: PDSparseParameters
     seed: int
     plan: PassPlan
+    held: Held = field(default_factory=Held, compare=False)
 
 
 class Rows:
@@ -112,3 +130,31 @@ class Rows:
         for piece in self.stretches(spans[1], np.arange(len(rows))):
             mine = spans[0][piece], spans[1][piece]
             yield self.gather(rows[piece], mine), *self.labels(rows[piece])
+
+
+@dataclass(frozen=True)
+class TablesOf:
+    """Tables on disk, and how steps with them are taken. folder: "" for v = 0; fixed: whether the support stays as it is."""
+
+    folder: str
+    lam: float
+    rate: int
+    fixed: bool = False
+
+    def open(self, data: Data, rows: Rows, begins: float | None = None) -> Stepper:
+        """Those that are held, if they are these; else they are read. begins: without entries |v| up to here.
+
+        They are held no more until a job gives them back, as who changes them may fail.
+        """
+        held, folder = data.held.stepper, data.held.folder
+        data.held.keep(None, "")
+        most_bytes, d = data.plan.most_bytes(self.fixed), rows.dataset.n_features
+        if held and (folder, held.tables.lam, held.tables.most_bytes) == (self.folder, self.lam, most_bytes):
+            if begins is not None:
+                purge(begins, held.tables)
+            return held
+        del held
+        stepper = Stepper(d, rows.n_labels, data.parameters, self.lam, self.rate, most_bytes)
+        if self.folder:
+            read_tables(Path(self.folder), stepper.tables, d, begins)
+        return stepper

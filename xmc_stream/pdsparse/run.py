@@ -22,8 +22,7 @@ from xmc_stream.pdsparse.outcome import PLACES, DecisionJob, LookJob, ObjectiveJ
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.passes import SegmentJob
 from xmc_stream.pdsparse.plan import plan_pass
-from xmc_stream.pdsparse.rows import Data, Which
-from xmc_stream.pdsparse.sessions import TablesOf, drop_session
+from xmc_stream.pdsparse.rows import Data, TablesOf, Which
 from xmc_stream.pdsparse.solver import more_labels, n_groups
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
@@ -216,6 +215,7 @@ class PDSparseRun:
 
     def _write(self, final: Pass) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """The weights that a pass has left, by class; returns receipts of the units."""
+        self._data.held.keep(None, "")
         weights, max_bytes = self.work / "state" / "weights" / "all", max(16 * MIB, self.plan.budget // 2)
         by_class = WeightsJob(self._data, final.stage.lam, final.tables.folder, str(weights), max_bytes)
         yield Phase("weights", [by_class], WRITING, (_PASSES, _PASSES))
@@ -224,7 +224,6 @@ class PDSparseRun:
             UnitJob(self._data, str(weights), n_features, unit, str(unit_path(self.work, unit))) for unit in self.units
         ]
         receipts = yield Phase("finalise", jobs, WRITING, (_PASSES, 1.0), twice=True)
-        drop_session(str(self.work))
         return receipts
 
     def _score(self, done: Pass) -> float:
