@@ -7,6 +7,7 @@ that all kernels have. When it is made, those of older sources go.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import logging
@@ -17,16 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from zlib import crc32
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
 
 _PACKAGE = Path(__file__).parents[1]
 _PATIENCE = 60.0  # seconds that a process waits for another one that compiles: that may be stopped
@@ -53,9 +49,12 @@ def folder() -> Path | None:
     """The folder of compiled kernels, which is there; None where there is no place that can be written to."""
     made_by = f"{_PACKAGE} {sys.implementation.cache_tag} {versions()}"
     own = f"xmc_stream-{hashlib.sha256(made_by.encode()).hexdigest()[:8]}"
+    sources = hashlib.sha256()
+    for source in sorted(_PACKAGE.rglob("kernels/*.py")):
+        sources.update(source.read_bytes())
     for place in _places():
         with suppress(OSError):
-            kept = place / own / _sources()
+            kept = place / own / sources.hexdigest()[:16]
             if not kept.is_dir():
                 kept.mkdir(parents=True, exist_ok=True)
                 for other in kept.parent.iterdir():
@@ -86,15 +85,6 @@ def _places() -> Iterator[Path]:
             yield shared
 
 
-@functools.cache
-def _sources() -> str:
-    """A digest of the sources of all kernels."""
-    made_of = hashlib.sha256()
-    for source in sorted(_PACKAGE.rglob("kernels/*.py")):
-        made_of.update(source.read_bytes())
-    return made_of.hexdigest()[:16]
-
-
 def compiled_before(name: str) -> bool:
     """Whether what `name` stands for is kept."""
     note = _note(name, "compiled")
@@ -108,20 +98,14 @@ def note_compiled(name: str) -> None:
             note.touch()
 
 
-@contextmanager
-def turn(name: str) -> Iterator[None]:
-    """A block that one process of a machine is in at a time; who has waited a minute goes on without."""
+def turn(name: str) -> AbstractContextManager[Any]:
+    """For a block that one process of a machine is in at a time; who has waited a minute goes on without."""
     lock = _note(name, "lock")
-    held = None if lock is None else take(lock)
-    try:
-        yield
-    finally:
-        if held is not None:
-            held.close()
+    return (take(lock) if lock else None) or nullcontext()
 
 
 def take(file: Path) -> IO[str] | None:
-    """The file, locked, for which this process waits a minute; None where it has no luck, or where there are no locks."""
+    """The file, locked, for which this process waits a minute; None where it has no luck, or where files cannot be locked."""
     end = time.monotonic() + _PATIENCE
     with suppress(OSError):
         lock = open(file, "a")  # noqa: SIM115
