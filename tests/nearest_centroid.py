@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xmc_stream.linear.tiles import TileSizes
-from xmc_stream.linear.units import tiles_of
-from xmc_stream.linear.weights import finalise_key, new_unit, plain_units, unit_path
+from xmc_stream.linear.weights import finalise_key, new_unit, plain_units, tiles_of, unit_path
 from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.parameters import Number, Parameters, parameter
 from xmc_stream.methods.registry import register

@@ -25,7 +25,7 @@ import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.linear.kernels.lanecd import descend_lanes
 from xmc_stream.linear.tiles import tile_bytes
-from xmc_stream.linear.units import cut_units
+from xmc_stream.linear.weights import cut_units
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.registry import method_of
 from xmc_stream.ppdsparse import scale, solve

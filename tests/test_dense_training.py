@@ -13,11 +13,10 @@ from helpers.compiler import nothing_is_compiled
 from helpers.executed import fit_cut
 
 import xmc_stream as xs
-from xmc_stream.linear.bounds import has_bounds
 from xmc_stream.linear.kernels.densedcd import solve_dense_classes
 from xmc_stream.linear.kernels.denserows import _unpack, score_fours
 from xmc_stream.linear.kernels.topk import LEAD, _fold_fours, _fold_ordered, _lengths, _reach, _top_k
-from xmc_stream.linear.tiles import TileRange
+from xmc_stream.linear.tiles import TileRange, has_bounds
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.registry import method_of
 from xmc_stream.ppdsparse import probe, solve

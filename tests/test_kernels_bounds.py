@@ -16,12 +16,19 @@ from reference import scores as twin
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.ranking import Ranking
-from xmc_stream.linear.bounds import BoundedTile, bounds_bytes, bounds_of, make_bounded
 from xmc_stream.linear.kernels import topk
 from xmc_stream.linear.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.linear.kernels.scores import TileClasses
 from xmc_stream.linear.kernels.topk import LEAD, top_k
-from xmc_stream.linear.tiles import TileRange, tile_bytes, tile_width
+from xmc_stream.linear.tiles import (
+    BoundedTile,
+    TileRange,
+    bounds_bytes,
+    bounds_of,
+    make_bounded,
+    tile_bytes,
+    tile_width,
+)
 
 NONE = Labels(np.empty(0, np.int64), np.empty(0, np.int32))
 

@@ -17,7 +17,7 @@ import scipy.sparse
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.linear.tiles import TileRange
-from xmc_stream.linear.units import cut_units
+from xmc_stream.linear.weights import cut_units
 from xmc_stream.models import Execution
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, _spread
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 import xmc_stream as xs
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.instructions import LANES
-from xmc_stream.linear.units import cut_units
-from xmc_stream.linear.weights import Unit
+from xmc_stream.linear.weights import Unit, cut_units
 from xmc_stream.ppdsparse import shares as cutting
 from xmc_stream.ppdsparse import solver
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters

@@ -19,8 +19,7 @@ from xmc_stream.errors import StoreError
 from xmc_stream.linear import units
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.tiles import TileSizes, tile_width
-from xmc_stream.linear.units import cut_units, units_of_run
-from xmc_stream.linear.weights import plain_units
+from xmc_stream.linear.weights import cut_units, plain_units, units_of_run
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.runtime.job import Job, Notes, run_here

@@ -15,7 +15,6 @@ from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.ranking import Ranking
-from xmc_stream.linear.bounds import BoundedTile, bounds_bytes, make_bounded
 from xmc_stream.linear.guide import Guide, GuideSizes, groups_of, terms_of
 from xmc_stream.linear.implied import ImpliedLabels, lift_implied
 from xmc_stream.linear.kernels.denserows import chunk_bytes
@@ -23,7 +22,7 @@ from xmc_stream.linear.kernels.guide import no_terms
 from xmc_stream.linear.kernels.implied import lift
 from xmc_stream.linear.kernels.scores import NO_BOUNDS, TileClasses
 from xmc_stream.linear.kernels.topk import top_k
-from xmc_stream.linear.tiles import TileRange, make_tile, widest
+from xmc_stream.linear.tiles import BoundedTile, TileRange, bounds_bytes, make_bounded, make_tile, widest
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.calibration import Calibration

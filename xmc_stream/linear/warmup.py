@@ -13,8 +13,7 @@ from xmc_stream.linear.guide import GUIDE, write_guide
 from xmc_stream.linear.implied import IMPLIED
 from xmc_stream.linear.predict import PredictRun
 from xmc_stream.linear.tiles import TileSizes
-from xmc_stream.linear.units import tiles_of
-from xmc_stream.linear.weights import LinearWeights, new_unit, plain_units, unit_path
+from xmc_stream.linear.weights import LinearWeights, new_unit, plain_units, tiles_of, unit_path
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows

@@ -1,4 +1,8 @@
-"""Weights of a model in units of classes by absolute id, as they lie on disk."""
+"""Weights of a model in units of classes by absolute id, as they lie on disk, and which classes are one unit.
+
+A unit has 1,024 classes, or more where few of them have positives, as a job and its files cost much the same. This is a
+matter of the data alone, so that every session of a run, under whatever limit, cuts the classes alike.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
+from xmc_stream.runtime.job import Ledger, Receipt
 from xmc_stream.store.chunks import open_array, read_small
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, cut_evenly, new_store
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.model import CHUNK_BYTES, UNIT, StoredModel
@@ -22,12 +28,16 @@ from xmc_stream.store.nodes import Group, understood
 
 HALF_ROUNDS = 2.0**-11  # of a weight: by what float16 rounds it at most
 HALF_LEAST = np.nextafter(np.float32(2.0**-25), np.float32(1.0))  # the least weight that float16 does not round to 0
+WIDEST = 32  # times UNIT: classes of a unit; a job has numbers of each in memory
+_LEARNED = UNIT // 2  # classes of a wide unit that have positives
+_POSITIVES = 1 << 14  # that they have together: well under a second of work, so that threads share it evenly
+_NOTE = "units"  # in a ledger, where a unit is wide
 
 
 class Unit(NamedTuple):
     """Classes [first, last) that are solved, kept and written as one; first is a multiple of UNIT.
 
-    A wide one has several times UNIT classes, few of them with positives: see `linear.units`.
+    A wide one has several times UNIT classes, few of them with positives: see `cut_units`.
     """
 
     first: int
@@ -58,6 +68,41 @@ def starts_of(units: Sequence[Unit]) -> dict[str, list[int]]:
     """For the attributes of a model, or a ledger: where the units begin, if any is wide."""
     wide = any(len(unit.numbers) > 1 for unit in units)
     return {"units": [unit.first for unit in units]} if wide else {}
+
+
+def cut_units(dataset: Dataset) -> list[Unit]:
+    """All classes in units: neighbours go together while few of their classes have positives, and few each."""
+    learned, positives = dataset.positives_of_ranges(UNIT)
+    starts: list[int] = []
+    room = n_learned = n_positives = 0  # of the last unit
+    for number, (mine, sum_of_mine) in enumerate(zip(learned.tolist(), positives.tolist(), strict=True)):
+        n_learned, n_positives, room = n_learned + mine, n_positives + sum_of_mine, room - 1
+        if room < 0 or n_learned > _LEARNED or n_positives > _POSITIVES:
+            starts.append(number * UNIT)
+            room, n_learned, n_positives = WIDEST - 1, mine, sum_of_mine
+    return units_from(starts, dataset.n_labels)
+
+
+def tiles_of(receipts: Iterable[Receipt]) -> list[list[Any]]:
+    """For a model's attributes: the ranges of tiles that its units' receipts name, those of each UNIT classes by themselves."""
+    ranges = (span for receipt in receipts for span in receipt["tile_ranges"])
+    return [list(some) for _, some in itertools.groupby(ranges, lambda span: span[0] // UNIT)]
+
+
+def units_of_run(dataset: Dataset, ledger: Ledger, kinds: Sequence[str]) -> list[Unit]:
+    """The units of a run: those it has begun with, which are noted in its ledger where one is wide.
+
+    kinds: the beginnings of the keys of its jobs that have a unit, as "solve/0". A run that has done one of them without
+    a note goes on in plain units.
+    """
+    note = ledger.get(_NOTE)
+    if note is not None:
+        return units_from(note["units"], dataset.n_labels)
+    units, plain = cut_units(dataset), plain_units(dataset.n_labels)
+    if units == plain or any(ledger.get(f"{kind}/{unit.name}") for unit in plain for kind in kinds):
+        return plain
+    ledger.add(_NOTE, starts_of(units))
+    return units
 
 
 def unit_of(units: Sequence[Unit], label: int) -> Unit:

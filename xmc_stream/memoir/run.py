@@ -11,8 +11,7 @@ from typing import Any
 
 from xmc_stream.factors.factors import FACTORS
 from xmc_stream.factors.products import Learned
-from xmc_stream.linear.units import tiles_of, units_of_run
-from xmc_stream.linear.weights import starts_of, unit_path
+from xmc_stream.linear.weights import starts_of, tiles_of, unit_path, units_of_run
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import plan_steps, resolved, shares
 from xmc_stream.memoir.reduction import REDUCED, Reduction

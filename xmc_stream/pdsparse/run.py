@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.errors import InputError
-from xmc_stream.linear.units import tiles_of, units_of_run
-from xmc_stream.linear.weights import Unit, starts_of, unit_path
+from xmc_stream.linear.weights import Unit, starts_of, tiles_of, unit_path, units_of_run
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.pdsparse.outcome import PLACES, DecisionJob, LookJob, ObjectiveJob, UnitJob, WeightsJob
 from xmc_stream.pdsparse.parameters import PDSparseParameters

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.linear.tiles import TileSizes
-from xmc_stream.linear.units import tiles_of
-from xmc_stream.linear.weights import HALF_LEAST, Unit, half_holds, new_unit
+from xmc_stream.linear.weights import HALF_LEAST, Unit, half_holds, new_unit, tiles_of
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.problem import Found, Problem
 from xmc_stream.ppdsparse.state import (

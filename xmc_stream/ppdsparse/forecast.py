@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import implied_needs, implied_read
 from xmc_stream.linear.tiles import EIGHTH, TileRange, tile_width, widest
-from xmc_stream.linear.units import cut_units
-from xmc_stream.linear.weights import LinearWeights, Unit
+from xmc_stream.linear.weights import LinearWeights, Unit, cut_units
 from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.groups import (
     group_needs,

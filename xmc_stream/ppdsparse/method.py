@@ -13,8 +13,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.linear.guide import GUIDE
 from xmc_stream.linear.implied import IMPLIED
 from xmc_stream.linear.model import LinearModel
-from xmc_stream.linear.units import cut_units
-from xmc_stream.linear.weights import finalise_key
+from xmc_stream.linear.weights import cut_units, finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
 from xmc_stream.ppdsparse.parameters import PATIENCE, PPDSparseParameters

@@ -12,8 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from xmc_stream.linear.tiles import TileRange
-from xmc_stream.linear.units import units_of_run
-from xmc_stream.linear.weights import LinearWeights, Unit, unit_of
+from xmc_stream.linear.weights import LinearWeights, Unit, unit_of, units_of_run
 from xmc_stream.methods.contract import WEIGHTS
 from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.candidates import CandidateFile
