@@ -219,25 +219,26 @@ def split_needs(dataset: Dataset, budget: int, chosen: bool = False) -> dict[str
 
 
 def split_once(
-    dataset: Dataset,
-    train: Path,
-    valid: Path,
-    fraction: float,
-    seed: int,
-    memory_limit: str | float | None,
-    check: bool,
-) -> bool:
-    """Split a dataset, unless the two parts lie there already; returns whether it was done."""
+    dataset: Dataset, folder: Path, fraction: float, seed: int, memory_limit: str | int | None, check: bool
+) -> tuple[Dataset, Dataset]:
+    """Split a dataset, unless its two parts lie in a folder already; returns them, the smaller one last.
+
+    Where it is split, a `model` in the folder is removed: it is of other parts.
+    """
     wanted = {"fingerprint": dataset.fingerprint, "fraction": fraction, "seed": seed}.items()
+    parts = folder / "train.xmc", folder / "held.xmc"
     with suppress(StoreError):
-        if all(wanted <= open_dataset(part).attributes.get("split", {}).items() for part in (train, valid)):
-            return False
-    for part in (train, valid):  # a kill may have come between their names
+        train, held = map(open_dataset, parts)
+        if all(wanted <= part.attributes.get("split", {}).items() for part in (train, held)):
+            return train, held
+    for part in parts:  # a kill may have come between their names
         remove(part)
         remove_left(work_folder(part) / LOCK)
-    train.parent.mkdir(parents=True, exist_ok=True)
-    split(dataset, train, valid, fraction=fraction, seed=seed, check=check, memory_limit=memory_limit)
-    return True
+    remove(folder / "model")
+    remove(folder / "model.partial")
+    folder.mkdir(parents=True, exist_ok=True)
+    split(dataset, *parts, fraction=fraction, seed=seed, check=check, memory_limit=memory_limit)
+    return open_dataset(parts[0]), open_dataset(parts[1])
 
 
 def _load_kernels(dataset: Dataset) -> None:

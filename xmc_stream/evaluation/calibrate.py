@@ -9,21 +9,19 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.models import Execution, Model, as_model, checked, planned
+from xmc_stream.models import Asked, Execution, Model, as_model
 from xmc_stream.models.calibration import CANDIDATES, Candidates
 from xmc_stream.models.calibration import calibrate as learn
+from xmc_stream.models.ranking import check_labels
 from xmc_stream.runtime.check import checked_reading
-from xmc_stream.runtime.plan import refuse_unless_it_fits
 from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.model import FRACTION
-from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
+from xmc_stream.store.predictions import Predictions, finish_predictions
 from xmc_stream.store.remote import local_path
 from xmc_stream.system.folders import temporary_folder
-from xmc_stream.system.memory import MemoryLimit
 from xmc_stream.system.progress import working
 
 CALIBRATING = "calibrating"
@@ -131,9 +129,15 @@ def calibrate_with(
         checked_reading(dataset.path, check=check),
         temporary_folder(model.path.absolute().parent) as folder,
     ):
-        predictions = folder / "predictions"
-        _predict_raw(seen, dataset, k, predictions, limit, execution, check)
-        about = learn(_candidates(Predictions(predictions), dataset, seen))
+        asked, out = Asked(seen, dataset, k, execution, limit, check, raw=True), folder / "predictions"
+        try:
+            work, _, _ = asked.answer(out, {})
+        except MemoryLimitError:
+            if execution.threads == 1 or execution.scheduler is not None:
+                raise
+            work, _, _ = replace(asked, execution=replace(execution, threads=1)).answer(out, {})
+        finish_predictions(work, out, {}, False)
+        about = learn(_candidates(Predictions(out), dataset, seen))
     if fraction is not None:
         about[FRACTION] = fraction
     model.set_calibration(about)
@@ -177,11 +181,7 @@ def uncalibrate(model: Model | str | Path) -> None:
 
 def _refuse_unfit(model: Model, seen: Model, dataset: Dataset) -> None:
     """Raise InputError where the rows say nothing about the model."""
-    if dataset.n_labels != model.n_labels:
-        raise InputError(
-            f"{dataset.path} has {dataset.n_labels} labels and the model {model.path} has {model.n_labels}: "
-            "convert the data again with " + flags.LIKE + " and the training set"
-        )
+    check_labels(model, dataset)
     made = [(m.shape, m.attributes["solver"], m.attributes["params"]) for m in (model, seen)]
     if made[0] != made[1]:
         raise InputError(
@@ -202,28 +202,6 @@ def refuse_few(dataset: Dataset) -> None:
         raise InputError(
             f"{dataset.path} has {dataset.n_samples} rows: calibration needs {_LEAST_ROWS} or more that are held out"
         )
-
-
-def _predict_raw(
-    model: Model, dataset: Dataset, k: int, out: Path, limit: MemoryLimit, execution: Execution, check: bool
-) -> None:
-    """The best k labels of all rows, by the scores before calibration; on one thread where there is no room for more."""
-    from xmc_stream.models.runs import ToDisk
-    from xmc_stream.runtime.job import Notes
-
-    for threads in dict.fromkeys((execution.threads, 1)):
-        with planned(replace(execution, threads=threads), limit, ToDisk(model.warm_up())) as (engine, plan):
-            try:
-                refuse_unless_it_fits(model.forecaster(dataset, k, False, False, engine.once), plan)
-            except MemoryLimitError:
-                if threads == 1 or not engine.in_process:
-                    raise
-                continue
-            work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
-            run = model.predicting(dataset, k, work, plan, raw=True)
-            engine.run(checked(model, run.loop(), check), Notes())
-            break
-    finish_predictions(work, out, {}, False)
 
 
 def _candidates(stored: Predictions, dataset: Dataset, model: Model) -> Candidates:

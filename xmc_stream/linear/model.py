@@ -104,7 +104,7 @@ class LinearModel(LinearWeights, Model):
         fours = self.n_features <= MOST_FEATURES
         return LinearWarmUp(evaluate, Guide.of(self) is not None, ImpliedLabels.of(self) is not None, fours)
 
-    def _run(self, evaluate: bool) -> type[PredictRun]:
+    def run_of(self, evaluate: bool) -> type[PredictRun]:
         """See `Kind`."""
         if evaluate:
             from xmc_stream.linear.evaluate import EvaluateRun

@@ -1,12 +1,12 @@
 """Trained models: opening them and predicting with them. A kind of model has a folder."""
 
 from xmc_stream.models.api import predict
-from xmc_stream.models.execution import Execution, advising, memory_plan, planned
+from xmc_stream.models.execution import Execution, advising, planned
 from xmc_stream.models.model import Model, as_model, load_model
-from xmc_stream.models.prediction import Asked, check_target, checked, predict_to, stored_filter
+from xmc_stream.models.prediction import Asked, check_target, predict_to, stored_filter
 from xmc_stream.models.samples import samples
 
 __all__ = [
-    "Asked", "Execution", "Model", "advising", "as_model", "check_target", "checked", "load_model", "memory_plan", "planned",
+    "Asked", "Execution", "Model", "advising", "as_model", "check_target", "load_model", "planned",
     "predict", "predict_to", "samples", "stored_filter",
 ]  # fmt: skip

@@ -116,16 +116,6 @@ def advising(folder: Path, instead: str) -> AbstractContextManager[None]:
     return renaming({f"{unseen}name a folder": f"{unseen}{advice}"})
 
 
-def memory_plan(
-    engine: Engine, limit: MemoryLimit, resident_bytes: int, cuts: Cuts | None = None, parts: int = 1
-) -> MemoryPlan:
-    """What jobs may hold when libraries and kernels hold so many bytes. parts: trainings that share a process."""
-    from xmc_stream.runtime.plan import Cuts, MemoryPlan
-
-    budget = limit.budget(resident_bytes) // parts
-    return MemoryPlan(limit.limit, budget, engine.threads, engine.processes, cuts or Cuts(), parts, resident_bytes)
-
-
 @contextmanager
 def shared(execution: Execution) -> Iterator[Execution]:
     """The same, with one client of the scheduler for several runs beside each other."""
@@ -139,10 +129,17 @@ def shared(execution: Execution) -> Iterator[Execution]:
 
 
 @contextmanager
-def planned(execution: Execution, limit: MemoryLimit, warm: Job) -> Iterator[tuple[Engine, MemoryPlan]]:
-    """An engine whose processes have loaded what `warm` loads, and the plan of the memory that is left."""
-    from xmc_stream.runtime.engine import Engine
+def planned(
+    execution: Execution, limit: MemoryLimit, *warm: Job, processes: int | None = None, log: Path | None = None
+) -> Iterator[tuple[Engine, MemoryPlan]]:
+    """An engine whose processes have loaded what `warm` loads, and the plan of the memory that is left.
 
-    threads = execution.threads or available_threads()
-    with Engine(limit, threads, execution.scheduler) as engine:
-        yield engine, memory_plan(engine, limit, engine.warm(warm), execution.cuts)
+    processes: workers that there will be; None: those that there are. log: the file for events of the run.
+    """
+    from xmc_stream.runtime.engine import Engine
+    from xmc_stream.runtime.plan import Cuts, MemoryPlan
+
+    with Engine(limit, execution.threads or available_threads(), execution.scheduler, log) as engine:
+        parts, held = execution.part or (1, max(engine.warm(job) for job in warm))
+        budget, cuts = limit.budget(held) // parts, execution.cuts or Cuts()
+        yield engine, MemoryPlan(limit.limit, budget, engine.threads, processes or engine.processes, cuts, parts, held)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.models.execution import Execution
-from xmc_stream.models.samples import are_texts, check_texts
+from xmc_stream.models.samples import are_texts
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block
 from xmc_stream.system.memory import FEW_BYTES, MemoryLimit, available_threads, return_freed_memory, when_room_is_needed
@@ -73,10 +73,6 @@ def rank(model: Model, data: Any, k: int, execution: Execution) -> tuple[NDArray
     from xmc_stream.models.runs import HELD_ROWS
 
     texts = are_texts(data)
-    if texts:
-        check_texts(data)
-    elif not isinstance(data, Dataset):
-        refuse_other_rows(model, data)
     n = len(data) if texts else data.n_samples if isinstance(data, Dataset) else data.shape[0]
     threads = available_threads() if execution.threads is None else execution.threads
     few = 0 < n <= HELD_ROWS or (n and threads == 1)
@@ -147,19 +143,20 @@ def _held(model: Model, execution: Execution) -> _Kept | None:
             return kept
         _kept.pop(model, None)
         del kept
+        from xmc_stream.models.model import compare, load_model
+
         limit = MemoryLimit.of(execution.memory_limit)
         MemoryLimit.kept(limit.limit, spare=True)  # what loading it frees goes back
         while True:
             stamp = _stamp(model)
             if stamp is None:
                 return None
-            now = model.reopened()
+            now = load_model(model.path)
             now.warm_up().run()
             needs = now.held_needs()
             if sum(needs.values()) > limit.budget() // _SHARE:
                 return None
-            for job in now.check_jobs():
-                job.run()
+            compare(now)
             held = now.hold()
             if stamp == _stamp(model):  # else it was replaced meanwhile
                 _kept[model] = _Kept(stamp, now, held, needs["ranking"])

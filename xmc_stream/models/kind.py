@@ -64,8 +64,18 @@ class Kind(StoredModel, ABC):
         """Hash what scores depend on, in the order of the classes."""
 
     @abstractmethod
-    def _run(self, evaluate: bool) -> type[RankingRun]:
-        """What runs a prediction, or an evaluation."""
+    def run_of(self, evaluate: bool) -> type[RankingRun]:
+        """What makes the jobs of a prediction, or of an evaluation, which predicts too.
+
+        Parameters
+        ----------
+        evaluate : bool
+            Whether it is an evaluation.
+
+        Returns
+        -------
+        type of RankingRun
+        """
 
     @abstractmethod
     def warm_up(self, evaluate: bool = False) -> Job:

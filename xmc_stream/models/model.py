@@ -25,9 +25,6 @@ from xmc_stream.system.folders import kept_folder, removed_with
 if TYPE_CHECKING:
     import scipy.sparse
 
-    from xmc_stream.models.runs import RankingRun
-    from xmc_stream.runtime.plan import MemoryPlan
-    from xmc_stream.store.dataset import Dataset
 
 KINDS = {
     "linear": "xmc_stream.linear.model:LinearModel",
@@ -359,89 +356,6 @@ class Model(Kind):
         return InputError(
             f"{self.path} is a {self.kind} model, which selects no features: take a row-sparse model, as group lasso learns it"
         )
-
-    def predicting(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
-    ) -> RankingRun:
-        """The jobs of a prediction, for an engine.
-
-        Parameters
-        ----------
-        dataset : Dataset
-            The samples.
-        k : int
-            Classes of each sample.
-        out : Path
-            The unfinished predictions that jobs fill.
-        plan : MemoryPlan
-            What jobs may hold.
-        filtered : str, default ""
-            The path of a stored matrix of pairs that are not predicted. "": none.
-        raw : bool, default False
-            Give the labels' own scores: before calibration, and without implied labels.
-
-        Returns
-        -------
-        RankingRun
-
-        Raises
-        ------
-        InputError
-            The data do not match the model.
-        MemoryLimitError
-            The plan has too little memory.
-        """
-        return self._run(False)(self, dataset, k, out, plan, filtered, raw=raw)
-
-    def evaluating(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
-    ) -> RankingRun:
-        """The jobs of an evaluation, which predicts too, for an engine.
-
-        Parameters
-        ----------
-        dataset : Dataset
-            The samples.
-        k : int
-            Classes of each sample.
-        out : Path
-            The unfinished predictions that jobs fill.
-        plan : MemoryPlan
-            What jobs may hold.
-        filtered : str
-            The path of a stored matrix of pairs that are not predicted. "": none.
-        decision : Decision
-            Which labels count as predicted.
-        folder : Path
-            Where jobs put what they count.
-
-        Returns
-        -------
-        RankingRun
-
-        Raises
-        ------
-        InputError
-            The data do not match the model.
-        MemoryLimitError
-            The plan has too little memory.
-        """
-        return self._run(True)(self, dataset, k, out, plan, filtered, decision, folder)
-
-    def reopened(self) -> Model:
-        """The model that stands at the path now.
-
-        Returns
-        -------
-        Model
-            Of whatever kind.
-
-        Raises
-        ------
-        StoreError
-            There is none any more.
-        """
-        return load_model(self.path)
 
 
 def load_model(path: str | Path) -> Model:

@@ -134,6 +134,7 @@ class Asked:
     """The k best labels of some samples, asked of a model, and how the work is done.
 
     check: whether the model is compared with its checksums first. filtered: a matrix of pairs that are not predicted, or "".
+    raw: by the labels' own scores: before calibration, without implied labels.
     """
 
     model: Model
@@ -142,10 +143,11 @@ class Asked:
     execution: Execution
     limit: MemoryLimit
     check: bool
-    filtered: str
+    filtered: str = ""
+    raw: bool = False
 
     def answer(
-        self, out: Path, beside: Mapping[str, Needs], counted: tuple[Decision, Path] | None = None
+        self, out: Path, beside: Mapping[str, Needs], counted: tuple[()] | tuple[Decision, Path] = ()
     ) -> tuple[Path, Receipt, int]:
         """Predictions that are finished but for attributes and name: where they lie, what the jobs say, most bytes resident.
 
@@ -156,16 +158,24 @@ class Asked:
         from xmc_stream.runtime.job import Notes
         from xmc_stream.runtime.plan import Together, refuse_unless_it_fits
 
-        model, dataset, k, evaluate = self.model, self.dataset, self.k, counted is not None
+        model, dataset, k, evaluate = self.model, self.dataset, self.k, bool(counted)
         with planned(self.execution, self.limit, ToDisk(model.warm_up(evaluate))) as (engine, plan):
             forecaster = model.forecaster(dataset, k, bool(self.filtered), evaluate, engine.once)
             refuse_unless_it_fits(Together(forecaster, beside), plan)
             work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
-            if counted is None:
-                run = model.predicting(dataset, k, work, plan, self.filtered)
-            else:
-                run = model.evaluating(dataset, k, work, plan, self.filtered, *counted)
-            return work, engine.run(checked(model, run.loop(), self.check), Notes()), engine.peak
+            run = model.run_of(evaluate)(model, dataset, k, work, plan, self.filtered, *counted, raw=self.raw)
+            return work, engine.run(self._checked(run.loop()), Notes()), engine.peak
+
+    def _checked(self, loop: Loop) -> Loop:
+        """A loop, behind the comparison of the model with its checksums."""
+        from xmc_stream.runtime.job import Phase
+
+        if not self.check:
+            return (yield from loop)
+        words = "comparing the model with its checksums"
+        yield Phase("check the model", self.model.check_jobs(), words, (0.0, _CHECKED), twice=True)
+        with current().part(_CHECKED, 1.0):
+            return (yield from loop)
 
 
 def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
@@ -180,18 +190,6 @@ def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
         if not all_but_named(out):
             refuse_all([out], lambda path: refuse_to_replace(path, overwrite, as_file), _COMMAND)
     return as_file
-
-
-def checked(model: Model, loop: Loop, check: bool) -> Loop:
-    """A loop, behind the comparison of the model with its checksums."""
-    from xmc_stream.runtime.job import Phase
-
-    if not check:
-        return (yield from loop)
-    words = "comparing the model with its checksums"
-    yield Phase("check the model", model.check_jobs(), words, (0.0, _CHECKED), twice=True)
-    with current().part(_CHECKED, 1.0):
-        return (yield from loop)
 
 
 @contextmanager

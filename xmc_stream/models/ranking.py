@@ -36,16 +36,17 @@ def check_features(model: StoredModel, dataset: Dataset) -> None:
             "give the dataset that it was made from, or, if this model selected them, what `xmc-stream compact` makes of it"
         )
     elif dataset.n_features != model.n_features:
-        raise InputError(_mismatch(model, dataset, "features", dataset.n_features, model.n_features))
+        raise InputError(_mismatch(model, dataset, "features"))
 
 
 def check_labels(model: StoredModel, dataset: Dataset) -> None:
-    """Raise InputError where an evaluation cannot compare the labels of a dataset with the model's."""
+    """Raise InputError where the labels of a dataset cannot be compared with the model's."""
     if dataset.n_labels != model.n_labels:
-        raise InputError(_mismatch(model, dataset, "labels", dataset.n_labels, model.n_labels))
+        raise InputError(_mismatch(model, dataset, "labels"))
 
 
-def _mismatch(model: StoredModel, dataset: Dataset, what: str, of_data: int, of_model: int) -> str:
+def _mismatch(model: StoredModel, dataset: Dataset, what: str) -> str:
+    of_data, of_model = (getattr(store, f"n_{what}") for store in (dataset, model))
     return (
         f"{dataset.path} has {of_data} {what} and the model {model.path} has {of_model}: convert the data again with "
         + flags.LIKE

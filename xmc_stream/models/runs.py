@@ -106,11 +106,6 @@ class RankingRun(ABC):
     folder: Path | None = None
     raw: bool = field(default=False, kw_only=True)
 
-    def __post_init__(self) -> None:
-        check_features(self.model, self.dataset)
-        if self.folder:
-            check_labels(self.model, self.dataset)
-
     @property
     def of_labels(self) -> int:
         """Bytes of the counts over labels that each thread keeps."""
@@ -136,6 +131,8 @@ class RankingForecaster(Forecaster):
 
     def __post_init__(self) -> None:
         check_features(self.model, self.dataset)
+        if self.evaluate:
+            check_labels(self.model, self.dataset)
 
     @property
     def of_labels(self) -> int:

@@ -29,11 +29,15 @@ _CONVERTED = 0.5  # of a prediction from a file, that converting it takes
 def asked(data: Any, execution: Execution) -> Any:
     """What a model is asked about, as its kinds know it: a series or an array of texts as a list, an array as CSR.
 
-    All else stays as it is. Raises InputError for what is no matrix, MemoryLimitError where the CSR matrix has no room.
+    All else stays as it is. Raises InputError for what is no matrix, no text or an empty list, MemoryLimitError where the CSR
+    matrix has no room.
     """
     if hasattr(data, "tocsr") or not hasattr(data, "__array__"):
+        if are_texts(data):
+            _check_texts(data)
         return data
     if (texts := texts_of(data)) is not None:
+        _check_texts(texts)
         return texts
     found = np.asarray(data)
     if found.ndim != 2:
@@ -75,7 +79,7 @@ def are_texts(data: Any) -> bool:
     return isinstance(data, Sequence) and all(isinstance(text, str) for text in data)
 
 
-def check_texts(texts: Sequence[str]) -> None:
+def _check_texts(texts: Sequence[str]) -> None:
     """Raise InputError where there is none, or one that cannot be written as UTF-8."""
     if not texts:
         raise InputError("got an empty list: give one text or more")
@@ -90,25 +94,18 @@ def check_texts(texts: Sequence[str]) -> None:
 
 
 def converted(data: Any, model: Model, folder: Path, execution: Execution) -> Dataset:
-    """Texts or a matrix as a dataset without labels, in `folder`."""
-    if are_texts(data):
-        return _texts_as_dataset(data, model, folder, execution)
+    """Texts, by the model's own vectorizer, or a matrix as a dataset without labels, in `folder`."""
     from scipy.sparse import csr_matrix
 
-    from xmc_stream.convert.stored import stored
-
-    none = csr_matrix(([], ([], [])), shape=(data.shape[0], model.n_labels), dtype=np.float32)
-    return stored(data, none, folder / "data.xmc", execution.memory_limit)
-
-
-def _texts_as_dataset(texts: Sequence[str], model: Model, folder: Path, execution: Execution) -> Dataset:
-    """Texts as a dataset without labels, by the model's own vectorizer."""
     from xmc_stream.convert import convert
     from xmc_stream.convert.options import TextOptions
+    from xmc_stream.convert.stored import stored
 
-    check_texts(texts)
+    if not are_texts(data):
+        none = csr_matrix(([], ([], [])), shape=(data.shape[0], model.n_labels), dtype=np.float32)
+        return stored(data, none, folder / "data.xmc", execution.memory_limit)
     with open(folder / "texts.jsonl", "w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        file.writelines(json.dumps({"text": text}) + "\n" for text in data)
     options = TextOptions(text_fields=("text",), label_field="")
     return convert(
         folder / "texts.jsonl",

@@ -14,8 +14,7 @@ from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model
 from xmc_stream.runtime.ledger import Ledger
-from xmc_stream.store.dataset import Dataset, open_dataset
-from xmc_stream.store.encoding import remove
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import CALIBRATION, FRACTION
 from xmc_stream.store.places import LOCK, remove_held, remove_left, remove_work
 from xmc_stream.system.progress import working
@@ -61,29 +60,25 @@ def train_calibrated(
     foreseen = plan_training(dataset, parameters, seed, execution, calibrate=fraction)
     if not foreseen["fits"]:
         raise MemoryLimitError(foreseen["why"], foreseen["least_limit"])
-    part, held_out = work / "train.xmc", work / "held.xmc"
     if overwrite:
         remove_work(work / LOCK)
     with Ledger(work / LOCK, {"command": "calibrate"}), working("train", execution.progress) as bar:
         with bar.part(0.0, _SPLIT):
-            split_now = split_once(dataset, part, held_out, fraction, seed, execution.memory_limit, check)
-        if split_now:
-            remove(work / "model")  # of other parts
-            remove(work / "model.partial")
-            try:
-                refuse_few(open_dataset(held_out))
-            except InputError:
-                remove_held(work / LOCK)
-                raise
+            part, held_out = split_once(dataset, work, fraction, seed, execution.memory_limit, check)
+        try:
+            refuse_few(held_out)
+        except InputError:
+            remove_held(work / LOCK)
+            raise
         with bar.part(_SPLIT, _HALF):
-            of_part = Task(open_dataset(part), parameters, seed)
+            of_part = Task(part, parameters, seed)
             other, before = train(of_part, work / "model", execution, force=force, check=check, decide=False)
         with bar.part(_HALF, _TRAINED):
             model, report = train(
                 task, path, execution, overwrite=overwrite, force=force, check=check, calibrate=fraction
             )
         with bar.part(_TRAINED, 1.0):
-            about = calibrate_with(model, open_dataset(held_out), other, execution, check, fraction)
+            about = calibrate_with(model, held_out, other, execution, check, fraction)
         remove_held(work / LOCK)
     return model, {
         **report,

@@ -20,7 +20,7 @@ from xmc_stream.methods.contract import Method, Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.methods.weights import Given
-from xmc_stream.models import Execution, Model, memory_plan
+from xmc_stream.models import Execution, Model, planned
 from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
 from xmc_stream.models.ranking import RESULT_BYTES
 from xmc_stream.models.written import file_needs
@@ -28,13 +28,7 @@ from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.plan import MIB, Forecaster, Forecasters, MemoryPlan, Needs, Together, least_that_works
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.predictions import CHUNK_ROWS
-from xmc_stream.system.memory import (
-    MemoryLimit,
-    available_threads,
-    format_size,
-    least_limit,
-    resident,
-)
+from xmc_stream.system.memory import MemoryLimit, format_size, least_limit, resident
 from xmc_stream.system.progress import current, duration
 
 if TYPE_CHECKING:
@@ -47,21 +41,18 @@ _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
 
-DECIDING = "learning which labels to predict"
 TRUE_BYTES = 2**20  # of true labels that are compared at a time
 _RANK_BYTES = 48  # of a row and rank: as they are stored, and what comparing makes of them
 _RANKING = 8 * MIB  # that a thread takes at least which ranks labels of rows
 Forecast = dict[str, Any]
 
 
-def with_process(
-    foreseen: Forecast, plan: MemoryPlan, resident_bytes: int, before: int = 0, trains: bool = False
-) -> Forecast:
+def with_process(foreseen: Forecast, plan: MemoryPlan, before: int = 0, trains: bool = False) -> Forecast:
     """What a forecaster says, with the process's own memory; keys as in `plan --json`. before: a peak that has been.
 
     trains: whether it is a training, which may keep what its jobs free.
     """
-    parts = {"process": resident_bytes + _EDGES, **foreseen["peak_parts"]}
+    parts = {"process": plan.process + _EDGES, **foreseen["peak_parts"]}
     if trains and plan.keeps_freed(foreseen["peak_parts"]):
         parts["kept for the next jobs, about"] = sum(foreseen["peak_parts"].values()) // _KEPT
     return {
@@ -88,26 +79,29 @@ def plan_training(
     workers: of a cluster that is not there yet, each with the threads and the limit of `execution`, and as fast as this
     machine. None: who would do it now. given: see `Task`. calibrate: the share of the rows that a second training leaves out.
     """
-    if not dataset.n_samples or not dataset.n_labels or not dataset.n_features:
-        raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
     method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start, given=given)
-    method.check(task)
+    refuse_unfit(method, task)
     limit = execution.limit([dataset.path, *([] if warm_start is None else [warm_start.path])])
-    with _engine(execution, limit) as engine:
-        plan = _plan(engine, limit, engine.warm(method.warm_up(task)), execution, workers)
+    with planned(execution, limit, method.warm_up(task), processes=workers) as (engine, plan):
         current().phase("looking at the data", (0.0, 0.0))
 
         def forecasters(plan: MemoryPlan) -> Forecaster:
             forecaster = method.forecaster(task, plan, engine.once)
             if decides_by_another(method, parameters, dataset):
                 forecaster = Together(forecaster, _deciding(dataset))
-            return (
-                forecaster
-                if calibrate is None
-                else _Calibrated(forecaster, _calibrating(dataset, calibrate), calibrate)
-            )
+            if calibrate is not None:
+                forecaster = _Calibrated(forecaster, _calibrating(dataset, calibrate), calibrate)
+            return forecaster
 
         return {"command": "train", **_advised(forecasters, plan, engine, workers, trains=True)}
+
+
+def refuse_unfit(method: Method, task: Task) -> None:
+    """Raise InputError where there is nothing to learn, or the method cannot."""
+    dataset = task.dataset
+    if not dataset.n_samples or not dataset.n_labels or not dataset.n_features:
+        raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
+    method.check(task)
 
 
 def decides_by_another(method: Method, parameters: Parameters, dataset: Dataset) -> bool:
@@ -115,22 +109,21 @@ def decides_by_another(method: Method, parameters: Parameters, dataset: Dataset)
     return not (dataset.one_label or method.has_zero(parameters) or method.decides(parameters))
 
 
-def deciding_needs(dataset: Dataset) -> dict[str, int]:
-    """Bytes by component that learning which labels to predict takes, from rows that the other model has predicted."""
-    predictions = _RANK_BYTES * labels_ranked(dataset) * CHUNK_ROWS
-    of_labels = 16 * dataset.Y_rows().block_bytes(TRUE_BYTES)
-    return {"predictions": predictions, "true labels": of_labels, "candidates": LEARNED_BYTES}
-
-
 def _deciding(dataset: Dataset) -> dict[str, Needs]:
     """What that training needs beside what a training does."""
     from xmc_stream.datasets.split import split_needs  # `train` starts in less time without
 
-    of_rows = CHUNK_ROWS * labels_ranked(dataset) * RESULT_BYTES + _RANKING + 10 * dataset.n_features
+    results = CHUNK_ROWS * labels_ranked(dataset)
+    of_rows = results * RESULT_BYTES + _RANKING + 10 * dataset.n_features
+    of_labels = 16 * dataset.Y_rows().block_bytes(TRUE_BYTES)
     return {
         "split": lambda plan: split_needs(dataset, plan.budget),
         "predicting": lambda plan: {"rows": plan.threads * (of_rows + dataset.X_rows().block_bytes(MIB))},
-        DECIDING: lambda _: deciding_needs(dataset),
+        "learning which labels to predict": lambda _: {
+            "predictions": _RANK_BYTES * results,
+            "true labels": of_labels,
+            "candidates": LEARNED_BYTES,
+        },
     }
 
 
@@ -193,8 +186,7 @@ def plan_prediction(
     from xmc_stream.models.runs import ToDisk  # `train` starts in less time without
 
     limit, name = execution.limit([model.path, dataset.path]), "evaluate" if evaluate else "predict"
-    with _engine(execution, limit) as engine:
-        plan = _plan(engine, limit, engine.warm(ToDisk(model.warm_up(evaluate))), execution, workers)
+    with planned(execution, limit, ToDisk(model.warm_up(evaluate)), processes=workers) as (engine, plan):
         current().phase("looking at the data", (0.0, 0.0))
         forecaster = model.forecaster(dataset, k, filtered, evaluate, engine.once)
         if evaluate:
@@ -207,14 +199,6 @@ def plan_prediction(
     return {"command": name, "peak_phase": name, **forecast}
 
 
-def _plan(
-    engine: Engine, limit: MemoryLimit, resident_bytes: int, execution: Execution, workers: int | None
-) -> MemoryPlan:
-    """The plan of a command; with the workers that there will be."""
-    plan = memory_plan(engine, limit, resident_bytes, execution.cuts)
-    return plan if workers is None else replace(plan, processes=workers)
-
-
 def _advised(
     forecasters: Forecasters, plan: MemoryPlan, engine: Engine, workers: int | None, trains: bool = False
 ) -> Forecast:
@@ -222,7 +206,7 @@ def _advised(
     forecaster, refused = None, None
     try:
         forecaster = forecasters(plan)
-        foreseen = with_process(forecaster.forecast(plan), plan, plan.process, trains=trains)
+        foreseen = with_process(forecaster.forecast(plan), plan, trains=trains)
     except MemoryLimitError as error:
         refused = error
     least = least_that_works(forecasters, plan, forecaster)
@@ -364,35 +348,22 @@ def plan_lines(forecast: Mapping[str, Any]) -> list[str]:
     lines = [
         f"reading        {_passes(forecast)}, {format_size(forecast['bytes_read'])} in all",
         f"time           about {duration(forecast['seconds'])}; threads: {forecast['threads']}",
-        *_by_workers(forecast),
-        *_compiling(forecast),
+    ]
+    if "workers" in forecast:
+        times = ", ".join(f"{n}: {duration(seconds)}" for n, seconds in forecast["seconds_by_workers"].items())
+        lines.append(f"workers        {times}")
+    if compiling := forecast.get("compiling"):
+        lines.append(f"               and {duration(compiling)} for compiling kernels, once on this machine: done now")
+    lines += [
         f"peak memory    {format_size(forecast['peak_rss'])} of {format_size(forecast['memory_limit'])}, in the phase "
         f"'{forecast['peak_phase']}':",
         *(f"  {format_size(size):>10}   {name}" for name, size in parts),
     ]
     least, fewest = forecast["least_limit"], forecast["limit_for_fewest_passes"]
-    lines += ["least limit    " + flags.MEMORY_LIMIT + f" {in_megabytes(least)}"]
+    lines.append("least limit    " + flags.MEMORY_LIMIT + f" {in_megabytes(least)}")
     if fewest != least:
-        lines += ["fewest passes  from " + flags.MEMORY_LIMIT + f" {in_megabytes(fewest)} on"]
+        lines.append("fewest passes  from " + flags.MEMORY_LIMIT + f" {in_megabytes(fewest)} on")
     return lines
-
-
-def _by_workers(forecast: Mapping[str, Any]) -> list[str]:
-    """The time with more and with fewer workers."""
-    if "workers" not in forecast:
-        return []
-    times = ", ".join(f"{n}: {duration(seconds)}" for n, seconds in forecast["seconds_by_workers"].items())
-    return [f"workers        {times}"]
-
-
-def _compiling(forecast: Mapping[str, Any]) -> list[str]:
-    """What a plan did that the command itself need not do again."""
-    seconds = forecast.get("compiling", 0.0)
-    return (
-        [f"               and {duration(seconds)} for compiling kernels, once on this machine: done now"]
-        if seconds
-        else []
-    )
 
 
 def _passes(forecast: Mapping[str, Any], brief: bool = False) -> str:
@@ -414,7 +385,3 @@ def _passes(forecast: Mapping[str, Any], brief: bool = False) -> str:
 
 def passes_in_words(passes: float) -> str:
     return "1 pass over the data" if passes == 1 else f"{passes:g} passes over the data"
-
-
-def _engine(execution: Execution, limit: MemoryLimit) -> Engine:
-    return Engine(limit, execution.threads or available_threads(), execution.scheduler)

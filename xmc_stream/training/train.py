@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xmc_stream import flags
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
 from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
 from xmc_stream.methods.registry import method_of
-from xmc_stream.models import Execution, Model, load_model, memory_plan
-from xmc_stream.models.decisions import JUST_THE_BEST, LEAST_ROWS
+from xmc_stream.metrics import among
+from xmc_stream.models import Execution, Model, load_model, planned, predict_to
+from xmc_stream.models.decisions import JUST_THE_BEST, LEAST_ROWS, HeldOut
 from xmc_stream.runtime.check import check_jobs, check_state_jobs
 from xmc_stream.runtime.engine import UNKEPT, Engine, environment_of, wait_for_interrupted
 from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt
 from xmc_stream.runtime.ledger import Ledger, check_identity
 from xmc_stream.runtime.making import remove_unbegun
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan, least_named
-from xmc_stream.store.dataset import open_dataset
 from xmc_stream.store.encoding import folder_bytes, remove, remove_tree, writing
 from xmc_stream.store.model import (
     CALIBRATION,
@@ -46,13 +48,15 @@ from xmc_stream.store.places import (
     target_path,
     work_folder,
 )
-from xmc_stream.system.memory import available_threads, peak_resident
+from xmc_stream.store.predictions import Predictions
+from xmc_stream.system.memory import peak_resident
 from xmc_stream.system.progress import LOG, Progress, working
-from xmc_stream.training.decide import decided_on
 from xmc_stream.training.plan import (
+    TRUE_BYTES,
     decides_by_another,
     plan_line,
     plan_training,
+    refuse_unfit,
     with_process,
 )
 
@@ -102,9 +106,7 @@ class Training:
             work_folder(self.path),
         )
         dataset, start, path = self.task.dataset, self.task.warm_start, self.path
-        if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
-            raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
-        self.method.check(self.task)
+        refuse_unfit(self.method, self.task)
         self.limit = self.execution.limit([dataset.path, *([] if start is None else [start.path])], [path.parent])
         self.start = {} if start is None else {"warm_start": start.digest()}
         self.identity = self._identity()
@@ -180,34 +182,38 @@ class Training:
 
         In a folder lie, until it is done, both parts of the rows and the model; a run that was killed goes on from there.
         """
-        task, folder = self.task, self.work / DECISION
-        part, others = folder / "train.xmc", folder / "held.xmc"
+        task, folder, execution, check = self.task, self.work / DECISION, self.execution, self.check
         if task.dataset.n_samples * _HELD_OUT < LEAST_ROWS:
             return JUST_THE_BEST
         LOG.info("first another training, on four fifths of the rows: the others say which labels are to be predicted")
-        if split_once(task.dataset, part, others, _HELD_OUT, task.seed, self.execution.memory_limit, self.check):
-            remove(folder / "model")  # of other parts
-            remove(folder / "model.partial")
-        of_part = Task(open_dataset(part), task.parameters, task.seed)
-        model, _ = train(of_part, folder / "model", self.execution, force=self.force, check=self.check, decide=False)
-        return decided_on(open_dataset(others), model, folder / "predictions", self.execution, self.check)
+        part, rows = split_once(task.dataset, folder, _HELD_OUT, task.seed, execution.memory_limit, check)
+        of_part = Task(part, task.parameters, task.seed)
+        model, _ = train(of_part, folder / "model", execution, force=self.force, check=check, decide=False)
+        held_out, Y, out = HeldOut(rows.n_samples, rows), rows.Y_rows(), folder / "predictions"
+        predict_to(model, rows, out, held_out.k, execution, overwrite=True, check=check)
+        for start, labels, scores in Predictions(out).blocks():
+            for y in Y.blocks(TRUE_BYTES, start, start + len(labels)):
+                mine = slice(y.start - start, y.start - start + y.n)
+                true = among(np.arange(y.n)[:, None], labels[mine].astype(np.int64), y.indptr, y.indices)
+                held_out.add(scores[mine], true, np.diff(y.indptr))
+        return held_out.decision()
 
     def _learn(self, ledger: Ledger) -> tuple[Receipt, int]:
         """Run the jobs of the method; returns what its loop does, and peak resident memory."""
         task, execution, method = self.task, self.execution, self.method
-        threads = execution.threads or available_threads()
-        with Engine(self.limit, threads, execution.scheduler, self.work / "events.jsonl") as engine:
-            of, resident_bytes = execution.part or (1, engine.warm(method.warm_up(task)))
-            plan = memory_plan(engine, self.limit, resident_bytes, execution.cuts, of)
+        log = self.work / "events.jsonl"
+        with planned(execution, self.limit, method.warm_up(task), log=log) as (engine, plan):
             self.progress.phase("looking at the data", (0.0, 0.0))
 
             def forecasters(plan: MemoryPlan) -> Forecaster:
                 return method.forecaster(task, plan, engine.once)
 
-            with least_named(forecasters, plan) if of == 1 else nullcontext():  # one of several goes on by itself
+            with (
+                least_named(forecasters, plan) if plan.parts == 1 else nullcontext()
+            ):  # one of several goes on by itself
                 foreseen = forecasters(plan).forecast(plan)
                 run = method.run(task, self.work, plan, ledger, foreseen)
-            whole = with_process(foreseen, plan, resident_bytes, peak_resident(), trains=True)
+            whole = with_process(foreseen, plan, peak_resident(), trains=True)
             if plan.keeps_freed(foreseen["peak_parts"]):
                 engine.keep_freed()
             LOG.info("%splan: %s", self.progress.about, plan_line(whole, self.progress.elapsed()))

@@ -16,14 +16,12 @@ from xmc_stream.evaluation.evaluate import evaluate_with
 from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Method, Step, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters, spelled
-from xmc_stream.models import Execution, load_model, memory_plan
+from xmc_stream.models import Execution, load_model, planned
 from xmc_stream.models.execution import Part, shared
-from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.ledger import Ledger, environment
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove, writing
 from xmc_stream.store.places import LEDGER, remove_work
-from xmc_stream.system.memory import available_threads
 from xmc_stream.system.progress import LOG, current
 from xmc_stream.system.stop import wanted_while
 from xmc_stream.training.train import train
@@ -102,10 +100,10 @@ class Trials:
     def _run(self, work: Path) -> tuple[dict[str, Any], bool]:
         """As `run`, from where a killed process was."""
         with Ledger(work / LEDGER, self.identity, self.force) as ledger:
-            part, held = work / "train.xmc", work / "held.xmc"
             with current().part(0.0, _SPLIT):
-                split_once(self.dataset, part, held, self.held_out, self.seed, self.execution.memory_limit, self.check)
-            rows, others = open_dataset(part), open_dataset(held)
+                rows, others = split_once(
+                    self.dataset, work, self.held_out, self.seed, self.execution.memory_limit, self.check
+                )
             self._refuse_few(others.n_samples)
             with current().part(_SPLIT, 1.0):
                 self._try(self.method.path(self.tried.settings), ledger, rows, others, work)
@@ -186,24 +184,21 @@ class Trials:
         """How many settings can be trained at once, and how each of them is then."""
         limit, method = execution.limit([rows.path], [work]), self.method
         tasks = [Task(rows, setting, self.seed, trial=True) for setting in settings]
-        threads = execution.threads or available_threads()
-        with Engine(limit, threads, execution.scheduler) as engine:
-            resident = max(engine.warm(method.warm_up(task)) for task in tasks)
-            whole = memory_plan(engine, limit, resident, execution.cuts)
+        with planned(execution, limit, *(method.warm_up(task) for task in tasks)) as (engine, whole):
             try:
                 forecasters = [method.forecaster(task, whole, engine.once) for task in tasks]
             except MemoryLimitError:  # not even one does
                 return 1, execution
             for at_once in range(min(len(tasks), engine.threads * engine.processes), 1, -1):
                 of = min(at_once, engine.threads)  # a worker may get the jobs of so many
-                mine = threads // at_once if engine.in_process else engine.threads
-                plan = replace(memory_plan(engine, limit, resident, execution.cuts, of), threads=mine)
+                mine = engine.threads // at_once if engine.in_process else engine.threads
+                plan = replace(whole, budget=whole.budget // of, parts=of, threads=mine)
                 try:
                     for forecaster in forecasters:
                         forecaster.check(plan)
                 except MemoryLimitError:
                     continue
-                return at_once, replace(execution, memory_limit=limit.limit, threads=mine, part=Part(of, resident))
+                return at_once, replace(execution, memory_limit=limit.limit, threads=mine, part=Part(of, whole.process))
         return 1, execution
 
     def _words(self, step: Step) -> str:
