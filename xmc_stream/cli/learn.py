@@ -236,21 +236,17 @@ def predict(
     OUT.jsonl has the names of labels where the model knows them. As OUT, - is standard output, which gets what OUT.jsonl
     would. Rows that have ids (--id-field) keep them.
     """
-    from xmc_stream.models import Execution, check_target, load_model, predict_to, samples
+    from xmc_stream.models import Execution, load_model
+    from xmc_stream.models.api import predict_with
 
     execution = Execution(memory_limit, threads, scheduler, True)
-    to_stdout = str(out) == "-"
-    trained, out_path = load_model(model), out if to_stdout else out.absolute()
-    check_target(trained, out_path, k, overwrite)
-    folder = execution.scratch(trained.path) if to_stdout else out_path.parent
-    with samples(data, trained, folder, execution, **_of_rows(reading)) as dataset:
-        report = predict_to(trained, dataset, out_path, k, execution, overwrite, pairs, check)
+    report = predict_with(load_model(model), data, out, k, execution, overwrite, pairs, check, **_of_rows(reading))
     report["predictions"] = str(out)
     show(report, as_json, [
         f"{out}: the best {k} labels of {report['n_samples']:,} samples",
         f"{report['seconds']:.1f} s, {report['ms_per_sample']:.3g} ms a sample, "
         f"peak memory {format_size(report['peak_rss'])}",
-    ], err=to_stdout)  # fmt: skip
+    ], err=str(out) == "-")  # fmt: skip
 
 
 def _of_rows(values: dict[str, Any]) -> dict[str, Any]:

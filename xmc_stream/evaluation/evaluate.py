@@ -25,7 +25,7 @@ from xmc_stream.models import Asked, Execution, Model, load_model, stored_filter
 from xmc_stream.models.decisions import Decision
 from xmc_stream.models.held import check_k
 from xmc_stream.runtime.check import checked_reading
-from xmc_stream.runtime.plan import Forecaster, Needs, Together
+from xmc_stream.runtime.plan import Needs
 from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import is_model
@@ -172,9 +172,13 @@ def evaluate_with(
     ):
         of_labels: dict[str, Any] = {}
         if is_model(path):
-            asked = Asked(load_model(path), dataset, max(ks), execution, limit, check, filtered)
+            model, path = load_model(path), scratch / "predictions"
+            check_k(model, max(ks))
+            decision = model.decision if threshold is None else Decision(threshold)
+            asked = Asked(model, dataset, max(ks), execution, limit, check, filtered)
             with bar.part(0.0, _PREDICTED):
-                path, of_labels = _predict(asked, threshold, _comparing(max(ks), dataset, train), scratch)
+                work, of_labels, _ = asked.answer(path, comparing(max(ks), dataset, train), (decision, scratch))
+            finish_predictions(work, path, {}, False)
             stored: Rankings = Predictions(path)
         else:
             stored = ranked = open_predictions(path, dataset.n_labels, dataset.label_names())
@@ -257,25 +261,9 @@ def comparing_needs(k: int, dataset: Dataset, train: Dataset | None) -> dict[str
     return {**needs, f"propensities of {train.n_labels} labels": _LABEL_BYTES * train.n_labels}
 
 
-def evaluating(forecaster: Forecaster, k: int, dataset: Dataset, train: Dataset | None) -> Forecaster:
-    """A prediction by a model, and what follows in an evaluation."""
-    return Together(forecaster, _comparing(k, dataset, train))
-
-
-def _comparing(k: int, dataset: Dataset, train: Dataset | None) -> dict[str, Needs]:
+def comparing(k: int, dataset: Dataset, train: Dataset | None) -> dict[str, Needs]:
+    """What an evaluation needs after the prediction by a model, see `Together`."""
     return {COMPARING: lambda _: comparing_needs(k, dataset, train)}
-
-
-def _predict(
-    asked: Asked, threshold: float | None, beside: dict[str, Needs], folder: Path
-) -> tuple[Path, dict[str, Any]]:
-    """Predictions of a model, in `folder`, and the metrics that need every score."""
-    check_k(asked.model, asked.k)
-    store = folder / "predictions"
-    decision = asked.model.decision if threshold is None else Decision(threshold)
-    work, of_labels, _ = asked.answer(store, beside, (decision, folder))
-    finish_predictions(work, store, {}, False)
-    return store, of_labels
 
 
 def _blocks(

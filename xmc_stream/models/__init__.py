@@ -3,10 +3,9 @@
 from xmc_stream.models.api import predict
 from xmc_stream.models.execution import Execution, advising, planned
 from xmc_stream.models.model import Model, as_model, load_model
-from xmc_stream.models.prediction import Asked, check_target, predict_to, stored_filter
-from xmc_stream.models.samples import samples
+from xmc_stream.models.prediction import Asked, predict_to, stored_filter
 
 __all__ = [
-    "Asked", "Execution", "Model", "advising", "as_model", "check_target", "load_model", "planned",
-    "predict", "predict_to", "samples", "stored_filter",
+    "Asked", "Execution", "Model", "advising", "as_model", "load_model", "planned",
+    "predict", "predict_to", "stored_filter",
 ]  # fmt: skip

@@ -93,10 +93,18 @@ def predict(
     >>> report["n_samples"], np.load("predictions.npz")["labels"].shape
     (30, (30, 2))
     """
-    execution = Execution(memory_limit, threads, scheduler, progress)
+    return predict_with(
+        as_model(model), data, out, k, Execution(memory_limit, threads, scheduler, progress), overwrite, filter, check
+    )
+
+
+def predict_with(
+    model: Model, data: Any, out: str | Path, k: int, execution: Execution, overwrite: bool = False,
+    filter: str | Path | None = None, check: bool = True, **reading: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """See `predict`. reading: options of `convert` that say how a file of samples is read, see `samples`."""
     out = STANDARD_OUTPUT if str(out) == str(STANDARD_OUTPUT) else target_path(out)
-    trained = as_model(model)
-    check_target(trained, out, k, overwrite)
-    folder = execution.scratch(trained.path) if out == STANDARD_OUTPUT else out.absolute().parent
-    with working("predict", progress), samples(data, trained, folder, execution) as dataset:
-        return predict_to(trained, dataset, out, k, execution, overwrite, filter, check)
+    check_target(model, out, k, overwrite)
+    folder = execution.scratch(model.path) if out == STANDARD_OUTPUT else out.absolute().parent
+    with working("predict", execution.progress), samples(data, model, folder, execution, **reading) as dataset:
+        return predict_to(model, dataset, out, k, execution, overwrite, filter, check)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.system.memory import format_size
 
-
-class Sized(Protocol):
-    """A tile of whatever kind of model."""
-
-    @property
-    def nbytes(self) -> int: ...
+T = TypeVar("T")
 
 
-T = TypeVar("T", bound=Sized)
+@dataclass
+class _Entry:
+    """A tile; None while it is made."""
+
+    size: int
+    users: int = 1
+    tile: Any = None
 
 
 class TileCache:
@@ -33,65 +34,62 @@ class TileCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._free = threading.Condition()
-        self._tiles: OrderedDict[Hashable, Any] = OrderedDict()  # None: being made
-        self._sizes: dict[Hashable, int] = {}
-        self._users: dict[Hashable, int] = {}
+        self._entries: dict[Hashable, _Entry] = {}  # the least recently used one first
 
     @contextmanager
     def use(self, key: Hashable, size: int, make: Callable[[], T]) -> Iterator[T]:
         """The tile of a key, made if it is not there. size: its bytes, or a bound on them."""
-        tile = self._take(key, size, make)
-        try:
-            yield tile
-        finally:
-            with self._free:
-                self._users[key] -= 1
-                self._free.notify_all()
-
-    def _take(self, key: Hashable, size: int, make: Callable[[], T]) -> T:
         if size > self.max_bytes:
             raise MemoryLimitError(
                 f"a tile of weights takes {format_size(size)} and {format_size(self.max_bytes)} are planned for tiles: "
                 "raise " + flags.MEMORY_LIMIT + " or lower " + flags.THREADS
             )
+        entry = self._take(key, size)
+        try:
+            if entry.tile is None:
+                self._make(entry, make)
+            yield entry.tile
+        finally:
+            with self._free:
+                entry.users -= 1
+                if entry.tile is None:  # it could not be made
+                    del self._entries[key]
+                self._free.notify_all()
+
+    def _take(self, key: Hashable, size: int) -> _Entry:
+        """The entry of a tile that is there, or a new one, whose tile is to be made."""
         with self._free:
             while True:
-                tile: T | None = self._tiles.get(key)
-                if tile is not None:
-                    self._tiles.move_to_end(key)
-                    self._users[key] += 1
-                    return tile
-                if key not in self._tiles and self._make_room(size):
-                    self._tiles[key], self._sizes[key], self._users[key] = None, size, 1
-                    break
+                entry = self._entries.get(key)
+                if entry is None and self._make_room(size):
+                    self._entries[key] = _Entry(size)
+                    return self._entries[key]
+                if entry is not None and entry.tile is not None:
+                    self._entries[key] = self._entries.pop(key)
+                    entry.users += 1
+                    return entry
                 self._free.wait()
-        try:
-            tile = make()
-            if tile.nbytes > size:
-                raise StoreError(
-                    f"a tile of weights takes {format_size(tile.nbytes)} and {format_size(size)} by what was noted when they "
-                    "were written: model or unfinished run are damaged; train anew"
-                )
-        except BaseException:
-            with self._free:
-                self._forget(key)
-                self._free.notify_all()
-            raise
+
+    def _make(self, entry: _Entry, make: Callable[[], Any]) -> None:
+        tile = make()
+        if tile.nbytes > entry.size:
+            raise StoreError(
+                f"a tile of weights takes {format_size(tile.nbytes)} and {format_size(entry.size)} by what was noted when "
+                "they were written: model or unfinished run are damaged; train anew"
+            )
         with self._free:
-            self._tiles[key] = tile
+            entry.tile = tile
             self._free.notify_all()
-        return tile
 
     def _make_room(self, size: int) -> bool:
-        for key in list(self._tiles):
-            if sum(self._sizes.values()) + size <= self.max_bytes:
-                return True
-            if self._users[key] == 0:
-                self._forget(key)
-        return sum(self._sizes.values()) + size <= self.max_bytes
-
-    def _forget(self, key: Hashable) -> None:
-        del self._tiles[key], self._sizes[key], self._users[key]
+        room = self.max_bytes - sum(entry.size for entry in self._entries.values())
+        for key, entry in list(self._entries.items()):
+            if room >= size:
+                break
+            if entry.users == 0:
+                del self._entries[key]
+                room += entry.size
+        return room >= size
 
 
 _cache = TileCache(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from xmc_stream.system.stop import work_name
 
 _LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
 COUNT_BYTES = 3 * 4  # of a label, in each thread
+_LINE = np.dtype([("label", np.int64), ("counts", np.int32, 3)])  # of a file of counts
 HITS, PREDICTED, TRUE = range(3)  # rows of a job's counts over labels
 
 
@@ -63,20 +65,19 @@ def count_best(
 
 
 def write_counts(path: Path, counts: NDArray[np.int32]) -> None:
-    """Write the labels that some row of a job has or is predicted, ascending, and their counts into `path`.n beside.
+    """Write the labels that some row of a job has or is predicted, ascending, each with its counts.
 
     Other labels are left out: a job meets few of many.
     """
-    files = path, Path(f"{path}.n")
-    works = [work_name(file) for file in files]
-    with open(works[0], "wb") as labels, open(works[1], "wb") as numbers:
+    work = work_name(path)
+    with open(work, "wb") as file:
         for first in range(0, counts.shape[1], _LABELS):
             part = counts[:, first : first + _LABELS]
             some = np.flatnonzero(part.any(axis=0))
-            labels.write((first + some).astype(np.int64).data)
-            numbers.write(np.ascontiguousarray(part[:, some].T).data)
-    for work, file in zip(works, files, strict=True):
-        work.replace(file)
+            lines = np.empty(len(some), _LINE)
+            lines["label"], lines["counts"] = first + some, part[:, some].T
+            file.write(lines.data)
+    work.replace(path)
 
 
 def read_counts(path: Path, first: int, total: NDArray[np.int64]) -> None:
@@ -87,12 +88,9 @@ def read_counts(path: Path, first: int, total: NDArray[np.int64]) -> None:
     """
     if not path.stat().st_size:  # no file of nothing can be mapped
         return
-    labels = np.memmap(path, np.int64, "r")
-    low, high = np.searchsorted(labels, [first, first + total.shape[1]]).tolist()
-    mine = np.asarray(labels[low:high]) - first
-    item = 3 * 4
-    numbers = np.fromfile(f"{path}.n", np.int32, 3 * (high - low), offset=item * low).reshape(-1, 3)
-    total[:, mine] += numbers.T
+    lines = np.memmap(path, _LINE, "r")
+    low, high = (bisect_left(lines["label"], label) for label in (first, first + total.shape[1]))
+    total[:, lines["label"][low:high] - first] += lines["counts"][low:high].T
 
 
 def metrics_of(receipts: list[Receipt], counts: list[Path], n_samples: int, n_labels: int) -> Receipt:

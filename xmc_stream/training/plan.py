@@ -190,9 +190,9 @@ def plan_prediction(
         current().phase("looking at the data", (0.0, 0.0))
         forecaster = model.forecaster(dataset, k, filtered, evaluate, engine.once)
         if evaluate:
-            from xmc_stream.evaluation.evaluate import evaluating  # as above
+            from xmc_stream.evaluation.evaluate import comparing  # as above
 
-            forecaster = evaluating(forecaster, k, dataset, train)
+            forecaster = Together(forecaster, comparing(k, dataset, train))
         elif out is not None:
             forecaster = Together(forecaster, file_needs(out, dataset, k))
         forecast = _advised(lambda _: forecaster, plan, engine, workers)
@@ -222,7 +222,7 @@ def _advised(
         common["workers"] = workers
         common["seconds_by_workers"] = {
             n: round(seconds + engine.loading, 1)
-            for n in _others(workers)
+            for n in sorted({1, max(1, workers // 4), max(1, workers // 2), workers, 2 * workers, 4 * workers})
             if (seconds := _seconds(forecaster, replace(plan, processes=n))) is not None
         }
     # the command loads the kernels too
@@ -250,11 +250,6 @@ def _seconds(forecaster: Forecaster, plan: MemoryPlan) -> float | None:
         return float(forecaster.forecast(plan)["seconds"])
     except MemoryLimitError:
         return None
-
-
-def _others(workers: int) -> list[int]:
-    """Numbers of workers to compare with: one, a quarter, half, as many, two and four times as many."""
-    return sorted({1, max(1, workers // 4), max(1, workers // 2), workers, 2 * workers, 4 * workers})
 
 
 def plan_conversion(

@@ -32,19 +32,14 @@ _LEARNED = 0.9  # of a setting, that training takes; the rest compares it
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings: parameters of the grid by name, and all of them, checked. fixed: those that are the same in all."""
+class Trials:
+    """What is compared, on which rows, and how the work is done.
 
-    fixed: dict[str, Any]
+    values: of the grid's parameters in each setting; settings: all parameters of each, checked.
+    """
+
     values: list[dict[str, Any]]
     settings: list[Parameters]
-
-
-@dataclass(frozen=True)
-class Trials:
-    """What is compared, on which rows, and how the work is done."""
-
-    tried: Settings
     dataset: Dataset
     seed: int
     held_out: float
@@ -56,14 +51,14 @@ class Trials:
     @property
     def method(self) -> Method:
         """Of all settings."""
-        return registry.method_of(self.tried.settings[0])
+        return registry.method_of(self.settings[0])
 
     @property
     def identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on. The metric is not in it."""
         return {
             "solver": self.method.name,
-            "settings": [setting.to_dict() for setting in self.tried.settings],
+            "settings": [setting.to_dict() for setting in self.settings],
             "seed": self.seed,
             "held_out": self.held_out,
             "data": self.dataset.fingerprint,
@@ -76,7 +71,7 @@ class Trials:
         if not 0 < self.held_out < 1:
             raise InputError(f"held_out must be between 0 and 1. Got {self.held_out}.")
         self._refuse_few(int(self.held_out * self.dataset.n_samples))
-        for setting in self.tried.settings:
+        for setting in self.settings:
             self.method.check(Task(self.dataset, setting, self.seed))
             if self.method.reads_mask(setting):
                 raise InputError(
@@ -92,22 +87,20 @@ class Trials:
 
     def run(self, work: Path, overwrite: bool) -> tuple[dict[str, Any], bool]:
         """Train and evaluate what is not done yet: what was found, and whether an earlier session had begun."""
-        with writing(work, "give the same command again, it goes on"):
-            if overwrite:
-                remove_work(work / LEDGER)
-            return self._run(work)
-
-    def _run(self, work: Path) -> tuple[dict[str, Any], bool]:
-        """As `run`, from where a killed process was."""
-        with Ledger(work / LEDGER, self.identity, self.force) as ledger:
+        if overwrite:
+            remove_work(work / LEDGER)
+        with (
+            writing(work, "give the same command again, it goes on"),
+            Ledger(work / LEDGER, self.identity, self.force) as ledger,
+        ):
             with current().part(0.0, _SPLIT):
                 rows, others = split_once(
                     self.dataset, work, self.held_out, self.seed, self.execution.memory_limit, self.check
                 )
             self._refuse_few(others.n_samples)
             with current().part(_SPLIT, 1.0):
-                self._try(self.method.path(self.tried.settings), ledger, rows, others, work)
-            settings = [ledger.get(f"setting/{i}") for i in range(len(self.tried.settings))]
+                self._try(self.method.path(self.settings), ledger, rows, others, work)
+            settings = [ledger.get(f"setting/{i}") for i in range(len(self.settings))]
             return {"n_train": rows.n_samples, "n_held_out": others.n_samples, "settings": settings}, ledger.resumed
 
     def _try(self, steps: Sequence[Step], ledger: Ledger, rows: Dataset, others: Dataset, work: Path) -> None:
@@ -140,9 +133,7 @@ class Trials:
             return None
         bar, stop, took = current(), Event(), dict[int, float]()
         with shared(self.execution) as execution:
-            at_once, execution = self._parts(
-                [self.tried.settings[step.setting] for step in todo], execution, rows, work
-            )
+            at_once, execution = self._parts([self.settings[step.setting] for step in todo], execution, rows, work)
             if at_once < 2:
                 return None
 
@@ -151,7 +142,7 @@ class Trials:
                 with wanted_while(lambda: not stop.is_set()), bar.beside(1 / len(todo), about):
                     LOG.info("setting %d of %d: %s", number, n, self._words(step))
                     began, path = time.perf_counter(), _model(work, step.setting)
-                    setting = self.tried.settings[step.setting]
+                    setting = self.settings[step.setting]
                     task = Task(rows, setting, self.seed, trial=True)
                     train(task, path, execution, force=self.force, check=self.check)
                     remove(state_of_trial(path))
@@ -202,10 +193,10 @@ class Trials:
         return 1, execution
 
     def _words(self, step: Step) -> str:
-        mine = " ".join(f"{name}={spelled(value)}" for name, value in self.tried.values[step.setting].items())
+        mine = " ".join(f"{name}={spelled(value)}" for name, value in self.values[step.setting].items())
         if step.start is None:
             return mine
-        start = " ".join(f"{name}={spelled(value)}" for name, value in self.tried.values[step.start].items())
+        start = " ".join(f"{name}={spelled(value)}" for name, value in self.values[step.start].items())
         return f"{mine}, from {start}"
 
     def _learn(
@@ -215,13 +206,13 @@ class Trials:
         began, execution, bar = time.perf_counter(), self.execution, current()
         path = _model(work, step.setting)
         with bar.part(0.0, _LEARNED):
-            task = Task(rows, self.tried.settings[step.setting], self.seed, start, trial=True)
+            task = Task(rows, self.settings[step.setting], self.seed, start, trial=True)
             model, about = train(task, path, execution, force=self.force, check=check)
         with bar.part(_LEARNED, 1.0):
             figures = evaluate_with(model.path, others, rows, self.ks, "default", execution, check=check)
         figures.pop("n_samples")
         return {
-            "parameters": self.tried.values[step.setting],
+            "parameters": self.values[step.setting],
             "figures": figures,
             **{name: about[name] for name in ("nnz", "model_bytes", "passes", "bytes_streamed", "bytes_gathered")},
             "seconds": round(took + time.perf_counter() - began, 3),

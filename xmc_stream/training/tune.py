@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.evaluation.evaluate import COMPARING, comparing_needs
 from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Task
-from xmc_stream.methods.parameters import spelled
+from xmc_stream.methods.parameters import Parameters, spelled
 from xmc_stream.models import Execution, load_model
 from xmc_stream.runtime.ledger import check_identity
 from xmc_stream.store.dataset import Dataset, as_dataset
@@ -38,7 +37,7 @@ from xmc_stream.system.memory import peak_resident
 from xmc_stream.system.progress import LOG, working
 from xmc_stream.training.plan import least_of_trainings
 from xmc_stream.training.train import train
-from xmc_stream.training.trials import Settings, Trials
+from xmc_stream.training.trials import Trials
 
 RANKED = ("P", "nDCG", "R", "PSP", "PSnDCG")
 OF_LABELS = ("average_auc", "hamming_loss", "macro_F1", "macro_F1_present")
@@ -155,11 +154,12 @@ def tune(
     began = time.perf_counter()
     dataset = as_dataset(data)
     execution = Execution(memory_limit, threads, scheduler, progress)
-    tried = _tried(solver, grid, dict(fixed or {}))
+    values, settings = _tried(solver, grid, fixed or {})
+    fixed = {name: getattr(settings[0], name) for name in fixed or {}}
     kept, path = (None if name is None else name.absolute() for name in _targets(out, model))
     at = Path(work) if work is not None else Path(tempfile.gettempdir()) if kept is None else kept.parent
     limit = execution.limit([dataset.path], [at])
-    asked = Trials(tried, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
+    asked = Trials(values, settings, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
     asked.refuse_unfit()
     _refuse_targets(kept, path)
     with working("tune", execution.progress) as bar, _folder(work, kept) as folder:
@@ -167,19 +167,19 @@ def tune(
             found, resumed = _stored(kept, asked.identity, force), True
         else:
             with (
-                least_of_trainings(dataset, tried.settings, seed, execution),
+                least_of_trainings(dataset, settings, seed, execution),
                 bar.part(0.0, 1.0 if model is None else _COMPARED),
             ):
                 if scheduler is None:  # else the limit is that of workers
                     limit.check(comparing_needs(max(asked.ks), dataset, dataset), COMPARING)
                 found, resumed = asked.run(folder, overwrite)
         said = found.pop("metric", None)
-        about = {"solver": solver, "metric": metric, "fixed": tried.fixed, "seed": seed, "held_out": held_out}
-        report = {**about, **found, **_chosen(found["settings"], metric, solver, tried)}
+        about = {"solver": solver, "metric": metric, "fixed": fixed, "seed": seed, "held_out": held_out}
+        report = {**about, **found, **_chosen(found["settings"], metric, solver, fixed, values)}
         if path is not None:
             LOG.info("training %s on all rows: %s", path.name, report["set"])
             with bar.part(_COMPARED, 1.0):
-                task = Task(dataset, tried.settings[report["best"]], seed)
+                task = Task(dataset, settings[report["best"]], seed)
                 _, report["model_report"] = train(task, path, execution, overwrite=overwrite, force=force, check=check)
         if kept is not None and said != metric:
             _store(kept, {**report, "identity": asked.identity})
@@ -194,8 +194,13 @@ def tune(
     }
 
 
-def _tried(solver: str, grid: Mapping[str, Sequence[Any]] | None, fixed: dict[str, Any]) -> Settings:
-    """All combinations of a grid, the first parameter slowest. Raises InputError for one that the method does not take."""
+def _tried(
+    solver: str, grid: Mapping[str, Sequence[Any]] | None, fixed: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], list[Parameters]]:
+    """All combinations of a grid, the first parameter slowest: its values, and all parameters of each.
+
+    Raises InputError for one that the method does not take.
+    """
     declared = registry.declared(solver)
     if grid is None:
         grid = {name: values for name, values in declared.grids.get(solver, {}).items() if name not in fixed}
@@ -213,13 +218,14 @@ def _tried(solver: str, grid: Mapping[str, Sequence[Any]] | None, fixed: dict[st
             raise InputError(f"{name} is given as one value and in the grid: leave one of them out")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise InputError(f"the grid's {name} must be a list of values. Got {values!r}.")
-    tried = Settings(fixed, [], [])
+    tried: list[dict[str, Any]] = []
+    settings: list[Parameters] = []
     for combination in itertools.product(*grid.values()):
         setting = registry.parameters(solver, {**fixed, **dict(zip(grid, combination, strict=True))})
-        if setting not in tried.settings:
-            tried.settings.append(setting)
-            tried.values.append({name: getattr(setting, name) for name in grid})
-    return replace(tried, fixed={name: getattr(tried.settings[0], name) for name in fixed})
+        if setting not in settings:
+            settings.append(setting)
+            tried.append({name: getattr(setting, name) for name in grid})
+    return tried, settings
 
 
 def _ks(metric: str, dataset: Dataset) -> tuple[int, ...]:
@@ -236,13 +242,15 @@ def _ks(metric: str, dataset: Dataset) -> tuple[int, ...]:
     return tuple(sorted({*mine, *(k for k in _KS if k <= dataset.n_labels)}))
 
 
-def _chosen(found: Sequence[Mapping[str, Any]], metric: str, solver: str, tried: Settings) -> dict[str, Any]:
+def _chosen(
+    found: Sequence[Mapping[str, Any]], metric: str, solver: str, fixed: dict[str, Any], tried: list[dict[str, Any]]
+) -> dict[str, Any]:
     """The settings, and that with the best metric; of equal ones that with the smallest model, then the first."""
     sign = 1 if metric in FALLING else -1
     best = min(range(len(found)), key=lambda i: (sign * found[i]["figures"][metric], found[i]["nnz"], i))
-    chosen = {**tried.fixed, **tried.values[best]}
+    chosen = {**fixed, **tried[best]}
     return {
-        "settings": [{**one, "parameters": values} for one, values in zip(found, tried.values, strict=True)],
+        "settings": [{**one, "parameters": values} for one, values in zip(found, tried, strict=True)],
         "best": best,
         "parameters": chosen,
         "set": " ".join(("--solver", solver, *(f"--set {name}={_word(value)}" for name, value in chosen.items()))),
