@@ -141,13 +141,13 @@ def train(
     start = load_model(warm_start) if warm_start else None
     path = model.absolute()
     _refuse_together(calibrate, given, start)
+    task = Task(dataset, parameters, seed, start, given=given)
     if calibrate is None:
-        task = Task(dataset, parameters, seed, start, given=given)
         _, report = train_model(task, path, execution, overwrite=overwrite, force=force, check=check)
     else:
         from xmc_stream.training.calibrated import train_calibrated
 
-        _, report = train_calibrated(dataset, path, parameters, seed, execution, calibrate, overwrite, force, check)
+        _, report = train_calibrated(task, path, execution, calibrate, overwrite, force, check)
     report["model"] = str(model)
     with understood(model):  # report of a model that was finished before come from its attributes
         show(report, as_json, [

@@ -232,9 +232,9 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
 
             def trained(path: Path) -> tuple[Model, dict[str, Any]]:
-                if calibrate:
-                    return train_calibrated(dataset, path, parameters, self.seed, execution, calibrate, **how)
                 task = Task(dataset, parameters, self.seed, start, given=given)
+                if calibrate:
+                    return train_calibrated(task, path, execution, calibrate, **how)
                 return train(task, path, execution, **how)
 
             if model is not None:

@@ -14,7 +14,7 @@ from sklearn.utils.validation import validate_data
 
 from xmc_stream.convert.matrices.whole import as_csr, csr_bytes
 from xmc_stream.errors import InputError
-from xmc_stream.models.normalisation import of_length_one
+from xmc_stream.models.samples import of_length_one
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.system.memory import FEW_BYTES, MemoryLimit
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.metrics import among
 from xmc_stream.models import Asked, Execution, Model, as_model
 from xmc_stream.models.calibration import CANDIDATES, Candidates
 from xmc_stream.models.calibration import calibrate as learn
-from xmc_stream.models.ranking import check_labels
+from xmc_stream.models.runs import check_labels
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.matrix import stream
@@ -214,13 +214,6 @@ def _candidates(stored: Predictions, dataset: Dataset, model: Model) -> Candidat
             chosen = np.arange(-y.start % every, y.n, every)
             mine = y.start - start + chosen
             best = labels[mine].astype(np.int64)
-            truth = scipy.sparse.csr_matrix(
-                (np.ones(len(y.indices), np.bool_), y.indices, y.indptr), (y.n, dataset.n_labels)
-            )
-            picked: Any = truth[chosen[:, None], best]
-            true = np.asarray(picked.toarray(), np.bool_) & (counts[best] > 0)
+            true = among(chosen[:, None], best, y.indptr, y.indices) & (counts[best] > 0)
             parts.append((best, scores[mine], counts[best], true))
     return Candidates(*(np.concatenate([part[i] for part in parts]) for i in range(4)))
-
-
-__all__ = ["calibrate", "uncalibrate"]

@@ -21,8 +21,18 @@ from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
-from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of
-from xmc_stream.models.runs import PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
+from xmc_stream.models.runs import (
+    PREDICTING,
+    RESULT_BYTES,
+    CountingJob,
+    CutIntoJobs,
+    RankingJob,
+    RankingRun,
+    filter_matrix,
+    filter_pairs,
+    no_predictions,
+    rescaling_of,
+)
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset

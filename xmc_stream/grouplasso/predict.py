@@ -22,16 +22,20 @@ from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.kernels.selected import keep_selected
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
-from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of
 from xmc_stream.models.runs import (
     LEAST_BLOCK,
     PAIRS,
     PREDICTING,
+    RESULT_BYTES,
     CountingJob,
     CutIntoJobs,
     RankingJob,
     RankingRun,
+    filter_matrix,
+    filter_pairs,
     least_block,
+    no_predictions,
+    rescaling_of,
 )
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges

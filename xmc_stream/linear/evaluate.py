@@ -24,8 +24,7 @@ from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.counts import HITS, PREDICTED, TRUE, count_best, metrics_of, write_counts
-from xmc_stream.models.ranking import filter_matrix, filter_pairs, no_predictions
-from xmc_stream.models.runs import PREDICTING, CountingJob, least_block
+from xmc_stream.models.runs import PREDICTING, CountingJob, filter_matrix, filter_pairs, least_block, no_predictions
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream

@@ -26,22 +26,20 @@ from xmc_stream.linear.tiles import BoundedTile, TileRange, bounds_bytes, make_b
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.calibration import Calibration
-from xmc_stream.models.ranking import (
-    RESULT_BYTES,
-    calibration_of,
-    filter_matrix,
-    filter_pairs,
-    no_predictions,
-)
 from xmc_stream.models.runs import (
     HELD_ROWS,
     LEAST_BLOCK,
     PAIRS,
     PREDICTING,
+    RESULT_BYTES,
     CutIntoJobs,
     RankingJob,
     RankingRun,
+    calibration_of,
+    filter_matrix,
+    filter_pairs,
     least_block,
+    no_predictions,
 )
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan

@@ -33,7 +33,7 @@ from xmc_stream.memoir.solver import StepSums, macro_f1, take_step
 from xmc_stream.memoir.state import read_dense, read_sparse, state_path
 from xmc_stream.metrics import among
 from xmc_stream.models.decisions import HeldOut
-from xmc_stream.models.ranking import filter_pairs, no_predictions
+from xmc_stream.models.runs import filter_pairs, no_predictions
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import Portion
 from xmc_stream.store.dataset import Dataset

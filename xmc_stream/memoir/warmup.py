@@ -9,7 +9,7 @@ import numpy as np
 from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.run import MEMOIRRun
-from xmc_stream.models.ranking import filter_pairs, no_predictions
+from xmc_stream.models.runs import filter_pairs, no_predictions
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 
 

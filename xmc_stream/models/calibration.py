@@ -91,15 +91,11 @@ class Calibration:
             scores += by[SHIFT]
         return scores
 
-    def to_dict(self) -> dict[str, Any]:
-        """What attributes hold."""
-        return asdict(self)
-
     def by(self, counts: NDArray[Any]) -> NDArray[np.float32]:
-        """Slope, shift, cap and top (4, n) of labels with so many training rows: see `kernels.calibration`."""
+        """Slope, shift, cap and top (4, ...) of labels with so many training rows (...): see `kernels.calibration`."""
         logs = np.log(np.maximum(counts, self.fewest) + 1.0)
         cap = np.inf if self.cap is None else self.cap
-        by = np.empty((4, len(logs)), np.float32)
+        by = np.empty((4, *logs.shape), np.float32)
         seen = counts > 0
         by[SLOPE] = np.where(seen, np.maximum(self.slope[0] + self.slope[1] * logs, self.least), _NO_SLOPE)
         by[SHIFT] = np.where(seen, self.shift[0] + self.shift[1] * logs, UNSEEN)
@@ -128,7 +124,7 @@ class Candidates:
 
     def calibrated(self, calibration: Calibration) -> NDArray[np.float32]:
         """Their calibrated scores, as the kernel has them."""
-        slope, shift, cap, top = calibration.by(self.counts.ravel()).reshape(4, *self.counts.shape)
+        slope, shift, cap, top = calibration.by(self.counts)
         z = slope * self.scores + shift
         with np.errstate(invalid="ignore"):  # without a cap
             return np.asarray(np.where(z > cap, top + BEYOND * (z - cap), z), np.float32)
@@ -156,7 +152,7 @@ def calibrate(candidates: Candidates) -> dict[str, Any]:
     found = fit(candidates)
     if (sharpness := _sharpness(candidates, found)) is not None:
         about[SHARPNESS] = sharpness
-    return {"applied": gain > _NOISE * error, **found.to_dict(), **about}
+    return {"applied": gain > _NOISE * error, **asdict(found), **about}
 
 
 def fit(candidates: Candidates) -> Calibration:
@@ -190,7 +186,7 @@ def _sharpness(candidates: Candidates, calibration: Calibration) -> float | None
     if n_true.max() > 1 or not n_true.any():
         return None
     some = candidates.rows(n_true == 1)
-    by = calibration.by(some.counts.ravel()).reshape(4, *some.counts.shape)
+    by = calibration.by(some.counts)
     z = (by[SLOPE] * some.scores + by[SHIFT]).astype(np.float64)
 
     def loss(log_t: float) -> float:

@@ -1,9 +1,8 @@
-"""The files of a model's folder: taken along by a pickle, written from one, and copied."""
+"""Copying the files of a model, and what refuses a path for a model that is made of another one."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,20 +18,6 @@ from xmc_stream.store.remote import copy_file
 if TYPE_CHECKING:
     from xmc_stream.runtime.job import Receipt
     from xmc_stream.runtime.ledger import Ledger
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, by its path in it. Raises OSError where there is none."""
-    folder.stat()
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write what `files_of` gave."""
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
 
 
 def copy_model(source: Path, path: Path, overwrite: bool) -> None:

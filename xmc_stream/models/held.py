@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -69,8 +68,7 @@ def rank(model: Model, data: Any, k: int, execution: Execution) -> tuple[NDArray
     there are threads to share many rows. Raises what a prediction by an engine raises.
     """
     # kernels are loaded where there is something to predict, not by importing the package
-    from xmc_stream.models.ranking import no_predictions
-    from xmc_stream.models.runs import HELD_ROWS
+    from xmc_stream.models.runs import HELD_ROWS, no_predictions
 
     texts = are_texts(data)
     n = len(data) if texts else data.n_samples if isinstance(data, Dataset) else data.shape[0]
@@ -114,11 +112,11 @@ def check_k(model: Model, k: int) -> None:
 def _reader(data: Any, kept: _Kept, texts: bool) -> tuple[Callable[[], Block], int]:
     """What reads all rows, and the bytes that this takes."""
     if isinstance(data, Dataset):
-        from xmc_stream.models.ranking import check_features
+        from xmc_stream.models.runs import check_features
 
         check_features(kept.model, data)
         X = data.X_rows()
-        return partial(X.block, 0, X.n_lines), X.nnz * X.entry_bytes
+        return lambda: X.block(0, X.n_lines), X.nnz * X.entry_bytes
     if texts and (words := kept.texts) is not None:
         return lambda: Block(0, *words.rows(data)), words.bytes_of(data)
     from xmc_stream.convert.matrices.rules import whole_bytes, whole_rows

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models.decisions import BEST_LABEL, Decision
-from xmc_stream.models.files import files_of, write_files
 from xmc_stream.models.kind import Kind
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.model import DECISION, KIND, StoredModel
@@ -92,8 +91,9 @@ class Model(Kind):
         if self._owned is None:
             return load_model, (self.path.absolute(),)
         with writing(self.path, "fit again"):
-            files = files_of(self.path)
-        return _unpacked, (files,)
+            self.path.stat()  # or there is none any more
+            files = [path for path in sorted(self.path.rglob("*")) if path.is_file()]
+            return _unpacked, ({str(path.relative_to(self.path)): path.read_bytes() for path in files},)
 
     def own(self, folder: Path) -> None:
         """Have a temporary folder live as long as this object. Pickled or copied, the model's files come along.
@@ -407,7 +407,10 @@ def compare(model: Model) -> None:
 def _unpacked(files: Mapping[str, bytes]) -> Model:
     """A model of these files in a temporary folder of its own."""
     with kept_folder() as folder, writing(folder, "load it again"):
-        write_files(folder / "model", files)
+        for name, content in files.items():
+            path = folder / "model" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
         model = load_model(folder / "model")
     model.own(folder)
     return model

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError
 from xmc_stream.models.execution import Execution, advising, planned
 from xmc_stream.models.held import check_k, rank, refuse_other_rows
-from xmc_stream.models.normalisation import normalised
-from xmc_stream.models.samples import are_texts, asked, converted
+from xmc_stream.models.samples import are_texts, asked, converted, normalised
 from xmc_stream.models.written import STANDARD_OUTPUT, file_needs, is_file, write_file, write_standard_output
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import SEAL

@@ -1,4 +1,4 @@
-"""What a model is asked about, as a dataset: datasets by path, files, matrices and texts."""
+"""What a model is asked about, as a dataset: datasets by path, files, matrices and texts; and rows of length one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.models.execution import Execution
-from xmc_stream.models.normalisation import normalised
 from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.names import SELECTED
 from xmc_stream.store.remote import as_path
 from xmc_stream.system.folders import temporary_folder
 from xmc_stream.system.memory import FEW_BYTES, MemoryLimit
@@ -21,8 +22,11 @@ from xmc_stream.system.progress import current
 
 if TYPE_CHECKING:
     from xmc_stream.models.model import Model
+    from xmc_stream.store.model import StoredModel
 
 _ENTRY_BYTES = 3 * 8  # of a value of an array: its row and column as they are found, and as they are kept
+_NEAR = 1e-4  # as far from one is the length of what was written with few digits, or summed in another order
+_SCALED_BYTES = 4 + 4 + 8 + 1  # of a value: before and after, its column, and whether its row stays
 _CONVERTED = 0.5  # of a prediction from a file, that converting it takes
 
 
@@ -162,3 +166,40 @@ def samples(data: Any, model: Model, folder: Path | None, execution: Execution, 
             )
         with current().part(_CONVERTED, 1.0):
             yield dataset
+
+
+def of_length_one(norms: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows need not be normalised, by their l2 norms: those of length one, and of zeros alone."""
+    return np.asarray((np.abs(norms - 1.0) <= _NEAR) | (norms == 0.0))
+
+
+def normalised(model: StoredModel, X: Any, execution: Execution) -> Any:
+    """A scipy matrix whose rows have length one where the model learned from such; the same object where they do already.
+
+    Each row is as a conversion makes it, bit for bit. A model of selected features knows the rows before the selection
+    alone: nothing is done for it. Raises InputError for a matrix that contradicts its shape, MemoryLimitError.
+    """
+    if model.attributes.get("normalize") != "l2" or SELECTED in model.attributes:
+        return X
+    from scipy.sparse import csr_matrix
+
+    from xmc_stream.convert.matrices.whole import as_csr
+    from xmc_stream.kernels.csr import row_norms, scale_rows_l2
+
+    csr = as_csr(X, "X")
+    if csr.dtype.kind not in "biuf":
+        return X
+    with np.errstate(over="ignore"):  # what is not finite is refused later
+        data = np.ascontiguousarray(csr.data, np.float32)
+    indptr, norms = np.ascontiguousarray(csr.indptr, np.int64), np.empty(csr.shape[0], np.float32)
+    row_norms(indptr, data, norms)
+    stay = of_length_one(norms)
+    if stay.all() or not np.isfinite(norms).all():
+        return X
+    if (n_bytes := _SCALED_BYTES * len(data)) > FEW_BYTES:  # asking the system what is free takes its time
+        MemoryLimit.of(execution.memory_limit).check({"rows of length one": n_bytes}, "normalising rows")
+    scaled = data.copy()
+    scale_rows_l2(indptr, scaled)
+    kept = np.repeat(stay, np.diff(indptr))
+    scaled[kept] = data[kept]
+    return csr_matrix((scaled, csr.indices, csr.indptr), shape=csr.shape)

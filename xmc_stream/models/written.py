@@ -32,16 +32,12 @@ _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
 def is_file(out: Path) -> bool:
     """Whether predictions of this name go to a file, and not to a store. Raises InputError for a file of another kind."""
-    refuse_other_files(
-        out, f"predictions go to a name that ends in {', '.join(FILES)}, or to a folder of any other name"
-    )
-    return out.suffix.lower() in FILES
-
-
-def refuse_other_files(out: Path, advice: str) -> None:
-    """Raise InputError where the name is that of a file of data which is not written."""
     if out.suffix.lower() in _OTHERS:
-        raise InputError(f"{out}: no {out.suffix} is written: {advice}")
+        raise InputError(
+            f"{out}: no {out.suffix} is written: predictions go to a name that ends in {', '.join(FILES)}, or to a folder of "
+            "any other name"
+        )
+    return out.suffix.lower() in FILES
 
 
 def file_needs(out: Path, dataset: Dataset, k: int) -> dict[str, Needs]:

@@ -10,11 +10,9 @@ from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation.calibrate import calibrate_with, refuse_few
 from xmc_stream.methods.contract import Task
-from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model
 from xmc_stream.runtime.ledger import Ledger
-from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import CALIBRATION, FRACTION
 from xmc_stream.store.places import LOCK, remove_held, remove_left, remove_work
 from xmc_stream.system.progress import working
@@ -25,10 +23,8 @@ _SPLIT, _HALF, _TRAINED = 0.03, 0.5, 0.97  # of the whole: where the split, the 
 
 
 def train_calibrated(
-    dataset: Dataset,
+    task: Task,
     path: Path,
-    parameters: Parameters,
-    seed: int,
     execution: Execution,
     fraction: float,
     overwrite: bool = False,
@@ -44,8 +40,7 @@ def train_calibrated(
     """
     began = time.perf_counter()
     work = path.with_name(f"{path.name}.calibration")
-    task = Task(dataset, parameters, seed)  # before anything is made
-    seed = task.seed
+    dataset, parameters, seed = task.dataset, task.parameters, task.seed
     if method_of(parameters).reads_mask(parameters):
         raise InputError(
             "calibration needs all labels of the rows held out, and with observed=given some are not known"
@@ -86,6 +81,3 @@ def train_calibrated(
         "peak_rss": max(report["peak_rss"], before["peak_rss"]),
         CALIBRATION: about,
     }
-
-
-__all__ = ["train_calibrated"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from xmc_stream import flags
 from xmc_stream.convert.opening import open_source, taken_over, without_labels
+from xmc_stream.datasets.split import split_needs
 from xmc_stream.errors import InputError, MemoryLimitError, in_megabytes
 from xmc_stream.methods.contract import Method, Task
 from xmc_stream.methods.parameters import Parameters
@@ -22,7 +23,7 @@ from xmc_stream.methods.registry import method_of
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, planned
 from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
-from xmc_stream.models.ranking import RESULT_BYTES
+from xmc_stream.models.runs import RESULT_BYTES, ToDisk
 from xmc_stream.models.written import file_needs
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.plan import MIB, Forecaster, Forecasters, MemoryPlan, Needs, Together, least_that_works
@@ -111,8 +112,6 @@ def decides_by_another(method: Method, parameters: Parameters, dataset: Dataset)
 
 def _deciding(dataset: Dataset) -> dict[str, Needs]:
     """What that training needs beside what a training does."""
-    from xmc_stream.datasets.split import split_needs  # `train` starts in less time without
-
     results = CHUNK_ROWS * labels_ranked(dataset)
     of_rows = results * RESULT_BYTES + _RANKING + 10 * dataset.n_features
     of_labels = 16 * dataset.Y_rows().block_bytes(TRUE_BYTES)
@@ -157,7 +156,6 @@ class _Calibrated(Together):
 
 def _calibrating(dataset: Dataset, share: float) -> dict[str, Needs]:
     """What calibrating needs beside two trainings. What it predicts with one thread takes less than these."""
-    from xmc_stream.datasets.split import split_needs
     from xmc_stream.evaluation.calibrate import CALIBRATING, calibrating_needs  # `train` starts in less time without
 
     rows = int(share * dataset.n_samples) + dataset.n_labels  # a row of each label more, at most
@@ -183,14 +181,12 @@ def plan_prediction(
     filtered: whether a filter file is given; it is not read. workers: as of `plan_training`. out: of `predict`; train: of
     `evaluate`.
     """
-    from xmc_stream.models.runs import ToDisk  # `train` starts in less time without
-
     limit, name = execution.limit([model.path, dataset.path]), "evaluate" if evaluate else "predict"
     with planned(execution, limit, ToDisk(model.warm_up(evaluate)), processes=workers) as (engine, plan):
         current().phase("looking at the data", (0.0, 0.0))
         forecaster = model.forecaster(dataset, k, filtered, evaluate, engine.once)
         if evaluate:
-            from xmc_stream.evaluation.evaluate import comparing  # as above
+            from xmc_stream.evaluation.evaluate import comparing  # `train` starts in less time without
 
             forecaster = Together(forecaster, comparing(k, dataset, train))
         elif out is not None:
@@ -203,20 +199,19 @@ def _advised(
     forecasters: Forecasters, plan: MemoryPlan, engine: Engine, workers: int | None, trains: bool = False
 ) -> Forecast:
     """What is foreseen under a plan, or why that cannot work, and the limits that would do."""
-    forecaster, refused = None, None
+    forecaster, foreseen, why = None, None, ""
     try:
         forecaster = forecasters(plan)
         foreseen = with_process(forecaster.forecast(plan), plan, trains=trains)
     except MemoryLimitError as error:
-        refused = error
+        why = error.args[0]
     least = least_that_works(forecasters, plan, forecaster)
     advice: Forecast = {
         "least_limit": least,
         "limit_for_fewest_passes": None if least is None else _fewest_passes(forecaster, forecasters, plan, least),
     }
     common: Forecast = {"threads": engine.threads, "compiling": round(engine.compiling, 1)}
-    if refused is not None or forecaster is None:
-        why = "" if refused is None else refused.args[0]
+    if forecaster is None or foreseen is None:
         return {"fits": False, "memory_limit": plan.limit, "why": why, **common, **advice}
     if workers is not None:
         common["workers"] = workers

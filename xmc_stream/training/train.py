@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,11 +99,8 @@ class Training:
 
     def run(self) -> tuple[Model, dict[str, Any]]:
         """See `train`."""
-        self.began, self.method, self.work = (
-            time.perf_counter(),
-            method_of(self.task.parameters),
-            work_folder(self.path),
-        )
+        self.began = time.perf_counter()
+        self.method, self.work = method_of(self.task.parameters), work_folder(self.path)
         dataset, start, path = self.task.dataset, self.task.warm_start, self.path
         refuse_unfit(self.method, self.task)
         self.limit = self.execution.limit([dataset.path, *([] if start is None else [start.path])], [path.parent])
@@ -119,19 +115,22 @@ class Training:
                 return self._trained_before(stands)
         if self.overwrite:
             remove_work(self.work / LEDGER)
-        with (
-            Ledger(self.work / LEDGER, {**self.identity, "format": RUN_FORMAT}, self.force) as ledger,
-            _refused(ledger),
-        ):
-            if path.exists() and not self.overwrite:
-                raise InputError(f"{path} was made by another process meanwhile: give the same command again")
-            self._begin(ledger)
-            result, peak = self._learn(ledger)
-            totals = self._totals(ledger, peak)
-            self._finish(ledger, result, totals)
-            resumed = ledger.resumed
+        with Ledger(self.work / LEDGER, {**self.identity, "format": RUN_FORMAT}, self.force) as ledger:
+            try:
+                if path.exists() and not self.overwrite:
+                    raise InputError(f"{path} was made by another process meanwhile: give the same command again")
+                self._begin(ledger)
+                result, peak = self._learn(ledger)
+                totals = self._totals(ledger, peak)
+                self._finish(ledger, result, totals)
+            except (
+                XmcStreamError
+            ):  # what cannot be begun leaves nothing: no scheduler answers, or the limit is too small
+                if not any(ledger.items()) and not (self.work / DECISION).exists():
+                    remove_held(ledger.path)
+                raise
         model = load_model(path)
-        return model, self._report(model, totals, resumed)
+        return model, self._report(model, totals, ledger.resumed)
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on; the environment is that of those who work on it."""
@@ -241,12 +240,14 @@ class Training:
         """Sums over the receipts of a run."""
         receipts = [receipt for _, receipt in ledger.items()]
         receipts += [receipt[UNKEPT] for receipt in receipts if UNKEPT in receipt]
-        sums = {name: sum(receipt.get(name, 0) for receipt in receipts) for name in ("bytes_read", "bytes_gathered")}
+        read, gathered = (
+            sum(receipt.get(name, 0) for receipt in receipts) for name in ("bytes_read", "bytes_gathered")
+        )
         return {
             "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),
-            "bytes_read": sums["bytes_read"],
-            "bytes_streamed": sums["bytes_read"] - sums["bytes_gathered"],
-            "bytes_gathered": sums["bytes_gathered"],
+            "bytes_read": read,
+            "bytes_streamed": read - gathered,
+            "bytes_gathered": gathered,
             "peak_rss": peak,
             **self.method.totals(ledger.items(), self.task.parameters),
         }
@@ -289,17 +290,6 @@ class Training:
             **totals,
             "warm_start": a.get("warm_start"),
         }
-
-
-@contextmanager
-def _refused(ledger: Ledger) -> Iterator[None]:
-    """What cannot be begun, as no scheduler answers or the limit is too small, leaves nothing behind."""
-    try:
-        yield
-    except XmcStreamError:
-        if not any(ledger.items()) and not (ledger.path.parent / DECISION).exists():
-            remove_held(ledger.path)
-        raise
 
 
 def _forget_damaged(method: Method, ledger: Ledger, engine: Engine, work: Path, warm_start: bool) -> None:

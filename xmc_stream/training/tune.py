@@ -7,8 +7,8 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +157,15 @@ def tune(
     values, settings = _tried(solver, grid, fixed or {})
     fixed = {name: getattr(settings[0], name) for name in fixed or {}}
     kept, path = (None if name is None else name.absolute() for name in _targets(out, model))
-    at = Path(work) if work is not None else Path(tempfile.gettempdir()) if kept is None else kept.parent
-    limit = execution.limit([dataset.path], [at])
+    if work is None and kept is not None:
+        work = kept.with_name(f"{kept.name}.partial")
+    limit = execution.limit([dataset.path], [tempfile.gettempdir() if work is None else work])
     asked = Trials(values, settings, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
     asked.refuse_unfit()
     _refuse_targets(kept, path)
-    with working("tune", execution.progress) as bar, _folder(work, kept) as folder:
+    scratch = temporary_folder() if work is None else nullcontext(Path(work).absolute())
+    with working("tune", execution.progress) as bar, scratch as place:
+        folder = place / "tuning" if work is None else place
         if kept is not None and kept.exists() and not overwrite:
             found, resumed = _stored(kept, asked.identity, force), True
         else:
@@ -262,16 +265,6 @@ def _word(value: Any) -> str:
     return json.dumps(value) if isinstance(value, float | tuple | list) else spelled(value)
 
 
-@contextmanager
-def _folder(work: str | Path | None, out: Path | None) -> Iterator[Path]:
-    """Where parts and models lie while the run lasts."""
-    if work is not None or out is not None:
-        yield Path(work).absolute() if work is not None else out.with_name(f"{out.name}.partial")  # type: ignore[union-attr]
-        return
-    with temporary_folder() as scratch:
-        yield scratch / "tuning"
-
-
 def _targets(out: str | Path | None, model: str | Path | None) -> tuple[Path | None, Path | None]:
     """The paths of what is written in the end."""
     paths = iter(target_paths([name for name in (out, model) if name is not None]))
@@ -317,6 +310,3 @@ def _store(out: Path, report: Mapping[str, Any]) -> None:
         with temporary_folder(out.parent) as scratch:
             (scratch / "tuning").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
             (scratch / "tuning").replace(out)
-
-
-__all__ = ["tune"]
