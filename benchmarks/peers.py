@@ -201,7 +201,7 @@ def merit(labels: np.ndarray, train: Dataset, test: Dataset) -> dict[str, float]
     metrics = RankingMetrics((1, 3, 5), inverse_propensity(train.label_counts(), train.n_samples))
     truth = test.Y_rows().block(0, test.n_samples)
     metrics.update(labels, truth.indptr, truth.indices)
-    return metrics.sums.result()
+    return metrics.result()
 
 
 def once(program: Program, contest: Contest, folder: Path) -> dict[str, Any]:

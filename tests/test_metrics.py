@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import pickle
 import subprocess
 import sys
 from typing import Any
@@ -46,15 +45,11 @@ def test_any_cut_into_blocks_gives_the_same_bits(problem: Any, data: st.DataObje
     whole = measured(predicted, true, width, ks, inverse)
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, n), max_size=3))), n]
     blocks = list(itertools.pairwise(cuts))
-    parts = [measured(predicted[i:j], true[i:j], width, ks, inverse) for i, j in blocks]
-    merged = RankingMetrics(ks, inverse)
-    for part in data.draw(st.permutations(parts)):
-        merged.merge(part)
     streamed = RankingMetrics(ks, inverse)
-    for i, j in blocks:
+    for i, j in data.draw(st.permutations(blocks)):
         streamed.update(*arrays(predicted[i:j], true[i:j], width))
-    assert merged.sums == streamed.sums == whole.sums
-    assert merged.result() == whole.result()
+    assert streamed.units == whole.units
+    assert streamed.result() == whole.result()
 
 
 @given(problems())
@@ -115,7 +110,7 @@ def test_nothing_seen_and_nothing_true_give_zero() -> None:
     empty.update(np.zeros((0, 3), dtype=np.int64), np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
     empty.update(np.array([[0, 1, 2]]), np.array([0, 0]), np.zeros(0, dtype=np.int64))
     assert set(empty.result().values()) == {0.0}
-    assert empty.sums.n_samples == 1
+    assert empty.n_samples == 1
 
 
 def test_ids_beyond_32_bits_do_not_overflow() -> None:
@@ -125,27 +120,19 @@ def test_ids_beyond_32_bits_do_not_overflow() -> None:
     metrics.update(np.array([[big + 1, 5], [big, 5]]), np.array([0, 2, 3]), y)
     assert metrics.result()["P@1"] == 50.0
     assert metrics.result()["P@2"] == 50.0
-    with pytest.raises(InputError, match="too large for 2 rows"):
-        metrics.update(np.array([[2**62, 5], [big, 5]]), np.array([0, 2, 3]), y)
 
 
 def test_sums_are_exact_for_terms_of_very_different_size() -> None:
     # 65536 once and 1 + 2^-52 many times: a float64 sum would lose the last bits of every small term
     inverse = [65536.0, 1.0 + 2.0**-52]
     rows = [0] + [1] * 4096
-    got = measured([[r] for r in rows], [{r} for r in rows], 1, (1,), inverse).sums
-    assert got.units["PSP"] == (65536 * 2**52 + 4096 * (2**52 + 1),)
+    got = measured([[r] for r in rows], [{r} for r in rows], 1, (1,), inverse)
+    assert got.units["PSP@1"] == 65536 * 2**52 + 4096 * (2**52 + 1)
 
 
-def test_sums_survive_pickle_and_stay_small() -> None:
-    inverse = np.full(100_000, 3.0)
-    part = measured(PREDICTED, TRUE, 3, (1, 3), inverse)
-    parcel = pickle.dumps(part.sums)
-    assert len(parcel) < 2000
-    total = RankingMetrics((1, 3), inverse)
-    total.merge(pickle.loads(parcel))
-    assert total.result() == part.result()
-    assert json.loads(json.dumps(total.result())) == total.result()
+def test_figures_go_to_json() -> None:
+    figures = measured(PREDICTED, TRUE, 3, (1, 3), INVERSE).result()
+    assert json.loads(json.dumps(figures)) == figures
 
 
 def test_inverse_propensity_worked_out_by_hand() -> None:
@@ -198,8 +185,6 @@ def test_inverse_propensity_refuses(arguments: Any, message: str) -> None:
         (((1,), [0.5, 2.0]), "give 1/p, not p"),
         (((1,), [math.nan, 2.0]), "give 1/p, not p"),
         (((1,), [1e6, 2.0]), "give 1/p, not p"),
-        (((1,), [[1.0]]), "one 1/p per label"),
-        (((1,), []), "one 1/p per label"),
     ],
 )
 def test_metrics_refuse_parameters(arguments: Any, message: str) -> None:
@@ -208,47 +193,14 @@ def test_metrics_refuse_parameters(arguments: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("labels", "indptr", "indices", "message"),
-    [
-        ([[0, 1]], [0, 1], [0], "has 2 columns but k=3"),
-        ([0, 1, 2], [0, 1], [0], "'labels' must be a 2-d array"),
-        ([[0.0, 1.0, 2.0]], [0, 1], [0], "integers that fit int64"),
-        ([[0, 1, 2]], [0, 1, 1], [0], "has 1 rows but 'y_indptr' has 3 entries"),
-        ([[0, 1, 2]], [1, 1], [0], "rise from 0 to 1"),
-        ([[0, 1, 2]], [0, 2], [0], "rise from 0 to 1"),
-        ([[0, 1, 2]] * 2, [0, 2, 1], [0], "rise from 0 to 1"),
-        ([[0, 1, 2]], [0, 2], [1, 0], "sorted and unique"),
-        ([[0, 1, 2]], [0, 2], [1, 1], "sorted and unique"),
-        ([[0, 1, -2]], [0, 1], [1], "negative"),
-        ([[0, 1, 2]], [0, 1], [-1], "negative"),
-        ([[0, 1, 4]], [0, 1], [1], "label id 4 is outside the 4 inverse propensities"),
-        ([[0, 1, 2]], [0, 1], [7], "label id 7 is outside the 4 inverse propensities"),
-    ],
-)
-def test_update_refuses_and_adds_nothing(labels: Any, indptr: Any, indices: Any, message: str) -> None:
+def test_update_refuses_fewer_predictions_and_blocks_too_large_to_sum_and_adds_nothing() -> None:
     metrics = measured(PREDICTED, TRUE, 3, (1, 3), INVERSE)
-    before = metrics.sums
-    with pytest.raises(InputError, match=message) as caught:
-        metrics.update(np.array(labels), np.array(indptr), np.array(indices))
-    assert "\n" not in str(caught.value)
-    assert metrics.sums == before
-
-
-def test_update_refuses_unsigned_ids_that_would_wrap_and_blocks_too_large_to_sum() -> None:
-    metrics = RankingMetrics((1,))
-    none = np.zeros(0, dtype=np.int64)
-    with pytest.raises(InputError, match="fit int64"):
-        metrics.update(np.array([[2**64 - 1]], dtype=np.uint64), np.array([0, 0]), none)
+    before, none = metrics.result(), np.zeros(0, dtype=np.int64)
+    with pytest.raises(InputError, match="has 2 columns but k=3"):
+        metrics.update(np.array([[0, 1]]), np.array([0, 1]), np.array([0]))
     with pytest.raises(InputError, match="smaller blocks"):  # broadcast: 2^27 rows that take no memory
-        metrics.update(np.broadcast_to(np.int64(0), (2**27, 1)), np.array([0]), none)
-
-
-@pytest.mark.parametrize("other", [((1, 2), INVERSE), ((1, 3), [1.0, 2.0, 4.0, 9.0]), ((1, 3), None)])
-def test_merge_refuses_sums_of_another_kind(other: Any) -> None:
-    metrics = RankingMetrics((1, 3), INVERSE)
-    with pytest.raises(InputError, match=r"other ks .* or other inverse propensities"):
-        metrics.merge(RankingMetrics(*other))
+        metrics.update(np.broadcast_to(np.int64(0), (2**27, 3)), np.array([0]), none)
+    assert metrics.result() == before
 
 
 def test_importing_the_module_loads_numpy_only() -> None:

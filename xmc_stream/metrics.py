@@ -1,19 +1,18 @@
-"""Ranking metrics of top-k predictions, streamed: update with a block of rows, merge the partial sums, read the result.
+"""Ranking metrics of top-k predictions, streamed: update with a block of rows, read the result.
 
 This module covers: P@k, nDCG@k, R@k and, given inverse propensities, PSP@k and PSnDCG@k; from counts over the scores of
 all labels average AUC, Hamming loss and macro-F1; and leaving pairs of rows and labels out. It does not rank, read or
 print anything.
 
 Every sum is kept as a whole number of 2**-52, so addition is exact and a metric has the same bits however the rows were
-cut into blocks and in whatever order the blocks were merged.
+cut into blocks.
 """
 
 from __future__ import annotations
 
 import operator
-import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,41 +71,6 @@ def inverse_propensity(label_counts: npt.ArrayLike, n_samples: int, a: float = 0
     return np.asarray(1.0 + c * (counts.astype(np.float64) + b) ** -a, dtype=np.float64)
 
 
-@dataclass(frozen=True)
-class RankingSums:
-    """Partial sums of the metrics over some rows: small, picklable, what a job hands back.
-
-    ks: the k asked for. propensity: checksum of the inverse propensities, None without. n_samples: rows summed.
-    units: name of a sum -> one integer per k, in units of 2**-52.
-    """
-
-    ks: tuple[int, ...]
-    propensity: int | None
-    n_samples: int
-    units: Mapping[str, tuple[int, ...]]
-
-    def merge(self, other: RankingSums) -> RankingSums:
-        """Sums over the rows of both; raises InputError if the two were made for other ks or propensities."""
-        if (self.ks, self.propensity) != (other.ks, other.propensity):
-            raise InputError(
-                f"RankingSums.merge: the two sides were made with other ks ({self.ks} and {other.ks}) or other inverse "
-                f"propensities; evaluate every block with the same."
-            )
-        units = {name: tuple(map(operator.add, mine, other.units[name])) for name, mine in self.units.items()}
-        return RankingSums(self.ks, self.propensity, self.n_samples + other.n_samples, units)
-
-    def result(self) -> dict[str, float]:
-        """The metrics in percent, "P@1" and so on, 0.0 where there is nothing to divide by."""
-        metrics: dict[str, float] = {}
-        for name in _PLAIN:
-            for k, total in zip(self.ks, self.units[name], strict=True):
-                metrics[f"{name}@{k}"] = _percent(total, self.n_samples * _ONE * (k if name == "P" else 1))
-        for name in () if self.propensity is None else _SCORED:
-            for k, total, best in zip(self.ks, self.units[name], self.units[f"best {name}"], strict=True):
-                metrics[f"{name}@{k}"] = _percent(total, best)
-        return metrics
-
-
 class RankingMetrics:
     """P@k, nDCG@k, R@k and, with inverse propensities, PSP@k and PSnDCG@k over a stream of rows, in percent.
 
@@ -119,7 +83,7 @@ class RankingMetrics:
     Every row counts; one without true labels adds 0. The best possible ranking is the true labels by falling 1/p.
 
     ks: the k wanted, each at least 1, none twice. inverse_propensity: float [n_labels], 1/p, each in [1, 65536].
-    Raises InputError for anything else.
+    Raises InputError for anything else. units: name of a sum, as "P@1", -> what it is so far, in units of 2**-52.
     """
 
     def __init__(self, ks: Sequence[int] = (1, 3, 5), inverse_propensity: npt.ArrayLike | None = None) -> None:
@@ -132,24 +96,33 @@ class RankingMetrics:
         self._depth = max(self.ks)
         self._columns = np.asarray(self.ks, dtype=np.int64) - 1
         self._discounts: _Floats = 1.0 / np.log2(np.arange(2, self._depth + 2))
-        self._inverse = None if inverse_propensity is None else _checked_propensity(inverse_propensity)
-        names = _PLAIN if self._inverse is None else (*_PLAIN, *_SCORED, *(f"best {name}" for name in _SCORED))
-        # the checksum, not the vector, travels with the sums: it is enough to see that two jobs used the same one
-        propensity = None if self._inverse is None else zlib.crc32(self._inverse.data)
-        self.sums = RankingSums(self.ks, propensity, 0, dict.fromkeys(names, (0,) * len(self.ks)))
+        self._inverse = None if inverse_propensity is None else np.asarray(inverse_propensity, np.float64)
+        if self._inverse is not None and not np.all((self._inverse >= 1.0) & (self._inverse <= _MAX_INVERSE_PROPENSITY)):
+            raise InputError(
+                f"The 'inverse_propensity' of RankingMetrics must be in [1, {_MAX_INVERSE_PROPENSITY:g}]: give 1/p, not p, "
+                f"for instance from inverse_propensity()."
+            )
+        self.n_samples = 0
+        self.units: Counter[str] = Counter()
 
-    def update(self, labels: _Integers, y_indptr: _Integers, y_indices: _Integers) -> None:
+    def update(self, labels: _Integers, indptr: _Integers, indices: _Integers) -> None:
         """Add a block of rows.
 
-        labels: int [n, at least max(ks)], predicted label ids, best first, -1 where there are fewer; that a row names
-        no label twice is not checked. y_indptr: int [n + 1], starting at 0; y_indices: int [nnz], ids of the true
-        labels, sorted and unique in each row. Raises InputError, and adds nothing, if they do not fit together or an
-        id is outside the inverse propensities.
+        labels: int [n, at least max(ks)], predicted label ids, best first, -1 where there are fewer, none twice in a
+        row. indptr: int [n + 1], starting at 0; indices: int [nnz], ids of the true labels, sorted and unique in each
+        row. Raises InputError, and adds nothing, where fewer labels were predicted, or the block is too large to sum.
         """
-        top, indptr, indices, n_ids = self._checked_block(labels, y_indptr, y_indices)
-        sizes = np.diff(indptr)
-        rank_exists = np.arange(self._depth) < sizes[:, None]  # [n, depth], rank r <= |y|
-        hits = _hits(top, sizes, indices, n_ids)
+        if labels.shape[1] < self._depth:
+            raise InputError(
+                f"RankingMetrics.update: 'labels' has {labels.shape[1]} columns but k={self._depth} was asked for; "
+                f"predict at least that many labels, or ask for a smaller k."
+            )
+        if len(labels) * self._depth >= _MAX_RANKED:
+            raise InputError(
+                f"RankingMetrics.update: {len(labels)} rows of {self._depth} labels at once; give smaller blocks."
+            )
+        top, sizes = labels[:, : self._depth], np.diff(indptr)
+        hits = among(np.arange(len(top))[:, None], top, indptr, indices)
         ideal = np.cumsum(self._discounts)[np.minimum(sizes[:, None], self._columns + 1).clip(min=1) - 1]
         terms = {
             "P": self._up_to_ks(hits),
@@ -158,65 +131,28 @@ class RankingMetrics:
         }
         if self._inverse is not None:
             gains = np.where(hits, self._inverse[top], 0.0)  # a padding label picks the last entry, never used
+            rank_exists = np.arange(self._depth) < sizes[:, None]  # [n, depth], rank r <= |y|
             best = _best_gains(self._inverse[indices], indptr, rank_exists)
             terms["PSP"], terms["best PSP"] = self._up_to_ks(gains), self._up_to_ks(best)
             terms["PSnDCG"] = self._up_to_ks(gains * self._discounts) / ideal
             terms["best PSnDCG"] = self._up_to_ks(best * self._discounts) / ideal
-        units = {name: _exact_sums(term) for name, term in terms.items()}
-        self.sums = self.sums.merge(RankingSums(self.ks, self.sums.propensity, len(top), units))
-
-    def merge(self, other: RankingMetrics | RankingSums) -> None:
-        """Add the rows another one has seen; raises InputError if it was made for other ks or propensities."""
-        self.sums = self.sums.merge(other.sums if isinstance(other, RankingMetrics) else other)
+        for name, term in terms.items():
+            self.units.update({f"{name}@{k}": units for k, units in zip(self.ks, _exact_sums(term), strict=True)})
+        self.n_samples += len(top)
 
     def result(self) -> dict[str, float]:
-        """The metrics of all rows so far in percent, by name and k: "P@1", "nDCG@3", "PSP@5" and so on."""
-        return self.sums.result()
+        """The metrics of all rows so far in percent, by name and k: "P@1", "nDCG@3", "PSP@5" and so on.
+
+        0.0 where there is nothing to divide by.
+        """
+        wholes = {f"{name}@{k}": self.n_samples * _ONE * (k if name == "P" else 1) for name in _PLAIN for k in self.ks}
+        if self._inverse is not None:
+            wholes |= {f"{name}@{k}": self.units[f"best {name}@{k}"] for name in _SCORED for k in self.ks}
+        return {name: _percent(self.units[name], whole) for name, whole in wholes.items()}
 
     def _up_to_ks(self, values: npt.NDArray[Any]) -> _Floats:
         """Sums of each row over the ranks up to each k: [n, depth] -> float64 [n, len(ks)]."""
         return np.asarray(np.cumsum(values, axis=1, dtype=np.float64)[:, self._columns])
-
-    def _checked_block(
-        self, labels: _Integers, y_indptr: _Integers, y_indices: _Integers
-    ) -> tuple[_Integers, _Integers, _Integers, int]:
-        """The block as arrays, labels cut to max(ks) columns, and a bound above every label id in it."""
-        labels = _checked_integers("labels", labels, 2)
-        indptr = _checked_integers("y_indptr", y_indptr, 1)
-        indices = _checked_integers("y_indices", y_indices, 1)
-        n = len(labels)
-        if labels.shape[1] < self._depth:
-            raise InputError(
-                f"RankingMetrics.update: 'labels' has {labels.shape[1]} columns but k={self._depth} was asked for; "
-                f"predict at least that many labels, or ask for a smaller k."
-            )
-        if n * self._depth >= _MAX_RANKED:
-            raise InputError(f"RankingMetrics.update: {n} rows of {self._depth} labels at once; give smaller blocks.")
-        if len(indptr) != n + 1:
-            raise InputError(
-                f"RankingMetrics.update: 'labels' has {n} rows but 'y_indptr' has {len(indptr)} entries, not {n + 1}; "
-                f"give the predictions and the true labels of the same rows."
-            )
-        if indptr[0] != 0 or indptr[-1] != len(indices) or np.any(indptr[1:] < indptr[:-1]):
-            raise InputError(
-                f"RankingMetrics.update: 'y_indptr' must rise from 0 to {len(indices)}, the length of 'y_indices'; "
-                f"subtract the first entry from a slice of a larger matrix."
-            )
-        n_ids = max(int(labels.max(initial=-1)), int(indices.max(initial=-1))) + 1
-        if labels.min(initial=0) < -1 or indices.min(initial=0) < 0:
-            raise InputError(
-                "RankingMetrics.update: a label id is negative; ids start at 0, and only 'labels' may hold a -1."
-            )
-        if self._inverse is not None and n_ids > len(self._inverse):
-            raise InputError(
-                f"RankingMetrics.update: label id {n_ids - 1} is outside the {len(self._inverse)} inverse "
-                f"propensities; take them from the training set of the same labels."
-            )
-        if (n + 1) * n_ids >= 2**63:
-            raise InputError(
-                f"RankingMetrics.update: label id {n_ids - 1} is too large for {n} rows at once; use smaller ids."
-            )
-        return labels[:, : self._depth], indptr.astype(np.int64), indices, n_ids
 
 
 def auc_units(above: _Integers, n_true: _Integers, n_labels: int) -> int:
@@ -287,43 +223,6 @@ def leave_out_predictions(labels: _Integers, barred_indptr: _Integers, barred_in
     moved = np.take_along_axis(labels, order, axis=1)
     moved[np.take_along_axis(barred, order, axis=1)] = -1
     return moved
-
-
-def _checked_propensity(inverse_propensity: npt.ArrayLike) -> _Floats:
-    inverse = np.ascontiguousarray(inverse_propensity, dtype=np.float64)
-    if inverse.ndim != 1 or not len(inverse):
-        raise InputError(
-            f"The 'inverse_propensity' of RankingMetrics must be a vector, one 1/p per label. "
-            f"Got shape {inverse.shape} instead."
-        )
-    if not np.all((inverse >= 1.0) & (inverse <= _MAX_INVERSE_PROPENSITY)):
-        raise InputError(
-            f"The 'inverse_propensity' of RankingMetrics must be in [1, {_MAX_INVERSE_PROPENSITY:g}]: give 1/p, not p, "
-            f"for instance from inverse_propensity()."
-        )
-    return inverse
-
-
-def _checked_integers(name: str, values: _Integers, ndim: int) -> _Integers:
-    array = np.asarray(values)
-    if array.ndim != ndim or array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64):
-        raise InputError(
-            f"RankingMetrics.update: '{name}' must be a {ndim}-d array of integers that fit int64. "
-            f"Got shape {array.shape} of {array.dtype} instead."
-        )
-    return array
-
-
-def _hits(top: _Integers, sizes: _Integers, indices: _Integers, n_ids: int) -> npt.NDArray[np.bool_]:
-    """bool [n, depth]: is the label of that rank a true one. Raises InputError if a row of true labels is unsorted."""
-    rows = np.arange(len(top), dtype=np.int64)
-    truth = _keys(sizes, indices, n_ids)
-    if np.any(truth[1:] <= truth[:-1]):
-        raise InputError(
-            "RankingMetrics.update: 'y_indices' must be sorted and unique in each row; sort and merge them."
-        )
-    keys = rows[:, None] * n_ids + top
-    return np.asarray((truth[np.searchsorted(truth, keys)] == keys) & (top >= 0))
 
 
 def among(rows: _Integers, labels: _Integers, indptr: _Integers, indices: _Integers) -> npt.NDArray[np.bool_]:
