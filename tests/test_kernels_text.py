@@ -22,6 +22,7 @@ from xmc_stream.convert.kernels.places import BLANK, HARD, KIND, LIST, SOUND, WH
 from xmc_stream.convert.kernels.records import read_records
 from xmc_stream.convert.kernels.words import FIRST, ROWS, TIMES
 from xmc_stream.convert.lines.files import TextRange
+from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.table import Rule, WordTable, characters, terms_of, texts_of
 
@@ -281,9 +282,9 @@ def test_rows_are_read_across_windows(window: int, tmp_path: Any, monkeypatch: p
     bodies = [f"{i}\n" + "long\n" * (i % 40) + "end" for i in range(50)]
     path = tmp_path / "in.csv"
     path.write_text("text,n\n" + "\n".join(f'"{body}",{i}' for i, body in enumerate(bodies)), newline="")
-    rows = CsvRows(TextRange(path), Dialect(",", '"'), ("text", "n"), ("text",), "", True)
+    rows = CsvRows(TextRange(path), Dialect(",", '"'), ("text", "n"), True)
     found, at, line = [], [], 2
-    for block in rows.read(2**12, {}, ("text",)):
+    for block in rows.read(2**12, {}, TextOptions(text_fields=("text",), label_field="")):
         assert isinstance(block, Block)
         for status, start, stop in block.runs():
             if status == SOUND:

@@ -24,7 +24,7 @@ from xmc_stream.lowrank.parameters import LOSSES, LEMLParameters
 from xmc_stream.lowrank.scale import ScaleJob
 from xmc_stream.lowrank.solver import Descent, loss_curvatures, loss_slopes, loss_values
 from xmc_stream.lowrank.w_step import WStep, _Pairs
-from xmc_stream.runtime import portion
+from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.job import Notes, Phase, run_here
 
 LIMIT = "4GB"  # bounds the whole process of the tests

@@ -21,7 +21,7 @@ from xmc_stream.lowrank import parameters, plan, ridge
 from xmc_stream.lowrank.cplst import CPLSTRun
 from xmc_stream.lowrank.leml import LEMLRun
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
-from xmc_stream.runtime import portion
+from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Loop, Notes, Receipt, run_here
 from xmc_stream.runtime.plan import MemoryPlan

@@ -91,10 +91,10 @@ def search_jobs(dataset: Dataset, work: Path) -> Iterator[SearchJob]:
 
 
 def found(job: SearchJob) -> list[NDArray[np.generic]]:
-    n = job.last - job.first
-    f = CandidateRows(Path(job.out), n, Dataset(job.problem.data).n_samples)
-    blocks = [part for classes, b in f.blocks(0, n) for part in (classes, b.indptr, b.indices, b.values)]
-    return [*blocks, *(f.of_classes(name, 0, n) for name in ("counts", "losses", "best"))]
+    of = job.first, job.last
+    f = CandidateRows(Path(job.out), *of, Dataset(job.problem.data).n_samples)
+    blocks = [part for classes, b in f.blocks(*of) for part in (classes, b.indptr, b.indices, b.values)]
+    return [*blocks, *(f.of_classes(name, *of) for name in ("counts", "losses", "best"))]
 
 
 @pytest.mark.slow

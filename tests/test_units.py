@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import StoreError
-from xmc_stream.linear import units
+from xmc_stream.linear import weights as units
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.tiles import TileSizes, tile_width
 from xmc_stream.linear.weights import cut_units, plain_units, units_of_run
