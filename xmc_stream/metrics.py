@@ -97,7 +97,9 @@ class RankingMetrics:
         self._columns = np.asarray(self.ks, dtype=np.int64) - 1
         self._discounts: _Floats = 1.0 / np.log2(np.arange(2, self._depth + 2))
         self._inverse = None if inverse_propensity is None else np.asarray(inverse_propensity, np.float64)
-        if self._inverse is not None and not np.all((self._inverse >= 1.0) & (self._inverse <= _MAX_INVERSE_PROPENSITY)):
+        if self._inverse is not None and not np.all(
+            (self._inverse >= 1.0) & (self._inverse <= _MAX_INVERSE_PROPENSITY)
+        ):
             raise InputError(
                 f"The 'inverse_propensity' of RankingMetrics must be in [1, {_MAX_INVERSE_PROPENSITY:g}]: give 1/p, not p, "
                 f"for instance from inverse_propensity()."

@@ -18,9 +18,8 @@ from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
 from xmc_stream.system.memory import MemoryLimit, available_threads, format_size
 
-_SPARSE: dict[str, type[Exact] | type[SmallWorld]] = {"exact": Exact, "sw-graph": SmallWorld}
+_ORACLES: dict[str, type[Oracle]] = {kind.name: kind for kind in (Exact, SmallWorld, DenseExact, SimpleLSH)}
 _LABEL = "InnerProductIndex"
-_DENSE: dict[str, type[DenseExact] | type[SimpleLSH]] = {"dense-exact": DenseExact, "simple-lsh": SimpleLSH}
 
 
 class InnerProductIndex:
@@ -70,13 +69,16 @@ class InnerProductIndex:
         self, n_ids: int, n_features: int, oracle: str = "sw-graph", memory_limit: str | float | None = None,
         threads: int | None = None, seed: int = 0, **options: Any,
     ) -> None:  # fmt: skip
-        if oracle not in {**_SPARSE, **_DENSE}:
-            raise InputError(f"there is no oracle {oracle!r}: take one of {', '.join([*_SPARSE, *_DENSE])}")
+        if oracle not in _ORACLES:
+            raise InputError(f"there is no oracle {oracle!r}: take one of {', '.join(_ORACLES)}")
         self.n_ids, self.n_features = whole("n_ids", n_ids, _LABEL), whole("n_features", n_features, _LABEL)
         n_threads = whole("threads", available_threads() if threads is None else threads, _LABEL)
         seed, limit = seed_of(seed, _LABEL), MemoryLimit.of(memory_limit)
         try:
-            self.oracle, self.vectors = self._made(oracle, limit.budget(), seed, n_threads, options)
+            left = max(limit.budget() - self._taken(oracle, n_threads, options), 0)
+            kind: Any = DenseVectors if oracle in ("dense-exact", "simple-lsh") else ClassVectors
+            self.vectors: ClassVectors | DenseVectors = kind(self.n_ids, self.n_features, left)
+            self.oracle = _ORACLES[oracle](self.vectors, seed, n_threads, **options)
         except TypeError as error:
             raise InputError(f"oracle {oracle!r} does not take these options: {error}") from None
         except MemoryLimitError:
@@ -88,16 +90,6 @@ class InnerProductIndex:
             ) from None
         self.oracle.barred[:] = True
 
-    def _made(
-        self, name: str, budget: int, seed: int, threads: int, options: dict[str, Any]
-    ) -> tuple[Oracle, ClassVectors | DenseVectors]:
-        left = max(budget - self._taken(name, threads, options), 0)
-        if name in _DENSE:
-            dense = DenseVectors(self.n_ids, self.n_features, left)
-            return _DENSE[name](dense, seed, threads, **options), dense
-        sparse = ClassVectors(self.n_ids, self.n_features, left)
-        return _SPARSE[name](sparse, seed, threads, **options), sparse
-
     def _taken(self, name: str, threads: int, options: dict[str, Any]) -> int:
         """Bytes that the oracle takes beside the vectors and the rows of a query."""
         if name == "sw-graph":
@@ -106,9 +98,9 @@ class InnerProductIndex:
         if name == "simple-lsh":
             bits = SimpleLSH.checked_bits(options.get("bits", MOST_BITS))
             return SimpleLSH.bytes_of(self.n_ids, self.n_features, threads, bits)
-        return (
-            DenseExact.bytes_of(threads) if name in _DENSE else Exact.bytes_of(self.n_features, 0, threads, self.n_ids)
-        )
+        if name == "dense-exact":
+            return DenseExact.bytes_of(threads)
+        return Exact.bytes_of(self.n_features, 0, threads, self.n_ids)
 
     def _rows(self, X: Any) -> Any:
         """Rows as the oracle takes them."""

@@ -99,15 +99,11 @@ class SimpleLSH(Oracle):
         rest = np.sqrt(np.maximum(1.0 - (norms[classes] * float(scale)) ** 2, 0.0)).astype(np.float32)
 
         def hash_some(_: int, first: int, last: int) -> None:
-            self._encode(classes[first:last], self.vectors.values, scale, rest[first:last], self.codes)
+            signs = np.empty(self.bits, np.float32)
+            some = classes[first:last], self.vectors.values, scale, rest[first:last]
+            encode(*some, self._projections, signs, self.codes)
 
         self._on_threads(hash_some, self._cuts(len(classes)))
-
-    def _encode(
-        self, lines: NDArray[np.int32], vectors: NDArray[np.float32], scale: np.float32, rest: NDArray[np.float32],
-        codes: NDArray[np.uint64],
-    ) -> None:  # fmt: skip
-        encode(lines, vectors, scale, rest, self._projections, np.empty(self.bits, np.float32), codes)
 
     def _find(self, rows: NDArray[np.float32], excluded: Labels, best: Best) -> None:
         rows = np.ascontiguousarray(rows, np.float32)
@@ -118,7 +114,8 @@ class SimpleLSH(Oracle):
         def search(_: int, first: int, last: int) -> None:
             lines = np.arange(first, last, dtype=np.int32)
             # the signs are those of x / ||x||
-            self._encode(lines, rows, np.float32(1.0), np.zeros(last - first, np.float32), queries)
+            rest, signs = np.zeros(last - first, np.float32), np.empty(self.bits, np.float32)
+            encode(lines, rows, np.float32(1.0), rest, self._projections, signs, queries)
             room = hash_room(self.n_classes)
             nearest_scored(first, last, rows, queries, self.candidates, hubs, of, excluded, room, best)
 

@@ -78,6 +78,9 @@ class ClassVectors:
         if most_bytes < n_classes * CLASS_BYTES:
             raise self._no_room()
         self.tables = kernels.class_tables(n_classes, most_bytes - n_classes * CLASS_BYTES)
+        # (K,): entries of each vector, 0 exactly where it is zero; ||w_c||^2, kept up to date by differences, never below 0.
+        # `shrink` sums it anew, and `add` where a row takes it to less than 1e-6 of the largest on the way
+        self.n_entries, self.squares = self.tables.n, self.tables.square
 
     def _no_room(self) -> MemoryLimitError:
         return MemoryLimitError(
@@ -86,22 +89,9 @@ class ClassVectors:
         )
 
     @property
-    def n_entries(self) -> NDArray[np.int32]:
-        """Entries of each vector (K,); 0 exactly where it is zero."""
-        return self.tables.n
-
-    @property
     def zero(self) -> NDArray[np.bool_]:
         """Which vectors are zero (K,)."""
         return np.equal(self.tables.n, 0)
-
-    @property
-    def squares(self) -> NDArray[np.float64]:
-        """||w_c||^2 (K,), kept up to date by differences, never below 0; `shrink` sums it anew.
-
-        `add` does so too where a row takes a vector's square to less than 1e-6 of the largest on the way.
-        """
-        return self.tables.square
 
     def add(self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: kernels.RankedRows) -> None:
         """w_c += a x_i for each (c, i, a) of classes, lines, steps, in their order; an entry that becomes 0 leaves.
@@ -116,11 +106,8 @@ class ClassVectors:
                 self.shrink(c[done[0] : done[0] + 1])  # sums the square of what is done in part
                 raise self._no_room()
             slid = int(done[0]), int(done[1])
-            self._close_gaps()
-
-    def _close_gaps(self) -> None:
-        placed = np.flatnonzero(self.tables.bits >= 0)
-        kernels.slide(placed[np.argsort(self.tables.begin[placed])], self.tables)
+            placed = np.flatnonzero(self.tables.bits >= 0)  # its regions move together
+            kernels.slide(placed[np.argsort(self.tables.begin[placed])], self.tables)
 
     def put(self, classes: NDArray[Any], rows: kernels.RankedRows) -> None:
         """w_c = x_i for class i of `classes`; raises MemoryLimitError as `add` does."""

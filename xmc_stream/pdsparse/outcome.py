@@ -152,8 +152,7 @@ class WeightsJob:
         """Write them by feature, then by class."""
         dataset = Dataset(self.data.path)
         n_features, n_labels = dataset.n_features, dataset.n_labels
-        label_of = np.empty(n_labels, np.int32)
-        label_of[label_numbers(n_labels, self.data.seed)] = np.arange(n_labels, dtype=np.int32)
+        label_of = np.argsort(label_numbers(n_labels, self.data.seed)).astype(np.int32)
         counts = np.zeros(n_labels, np.int64)
         with new_store(Path(self.out), {}) as group:
             rows = MatrixWriter(

@@ -121,7 +121,7 @@ class SegmentJob:
                 raise StoreError(
                     f"{Path(self.dual[0]).parent}: labels of rows are not theirs: remove the unfinished run and begin anew"
                 )
-        visited = (n_positive > 0) & (n_positive < rows.n_labels) & rows.visited(at)
+        visited = (n_positive > 0) & (n_positive < rows.n_labels) & (rows.kept_out(at) == (self.rows == "held out"))
         order = np.argsort(places[:n])
         order = order[visited[order]]
         firsts, counts = rows.X.lengths(at)
@@ -133,14 +133,17 @@ class SegmentJob:
         pack(others, state.begin, state.size, state.labels, state.a, *packed[0])
         for stretch in rows.stretches(counts, order):
             members = np.sort(stretch)
-            block = rows.gather(at[members], (firsts[members], counts[members]))
+            block = rows.X.gather(at[members], rows.buffer, (firsts[members], counts[members]))
             try:
                 sets = stepper.visit(
                     Stretch(members, np.searchsorted(members, stretch), at[members], n_positive[members]),
                     key, block, state, self.most, self.tables.fixed, lambda: self._pack(stepper, rows.dataset.n_features),
                 )  # fmt: skip
             except TablesFullError:
-                raise self._full(stepper) from None
+                raise self._too_many(
+                    f"in pass {self.number + 1} the tables of v and w need more than the "
+                    f"{format_size(stepper.tables.most_bytes)} that the memory limit leaves them"
+                ) from None
             total = int(sets.size.sum())
             part = np.empty(total, np.int32), np.empty(total)
             pack(np.arange(len(members)), sets.begin, sets.size, sets.labels, sets.a, *part)
@@ -152,12 +155,9 @@ class SegmentJob:
         total = int(size.sum())
         needed = 12 * (len(state.labels) + filled + total)
         if needed > self.data.plan.dual:
-            raise MemoryLimitError(
+            raise self._too_many(
                 f"{n} rows have {total} active labels, whose dual variables take {format_size(needed)} where "
-                f"{format_size(self.data.plan.dual)} are planned: raise "
-                + flags.MEMORY_LIMIT
-                + ", or have fewer of them: a larger lam "
-                f"(now {self.tables.lam:g}) or a smaller C (now {self.data.parameters.C:g})"
+                f"{format_size(self.data.plan.dual)} are planned"
             )
         out = DualRows(begin, size, np.empty(total, np.int32), np.empty(total))
         pack(np.arange(n), begin, size, all_labels, all_a, out.labels, out.a)
@@ -171,14 +171,10 @@ class SegmentJob:
         read_tables(path, stepper.tables, n_features)
         remove(path)
 
-    def _full(self, stepper: Stepper) -> MemoryLimitError:
-        bound = format_size(stepper.tables.most_bytes)
+    def _too_many(self, what: str) -> MemoryLimitError:
         return MemoryLimitError(
-            f"the tables of v and w need more than the {bound} that the memory limit leaves them, in pass {self.number + 1}: "
-            "raise "
-            + flags.MEMORY_LIMIT
-            + f", or have fewer of them: a larger lam (now {self.tables.lam:g}) or a smaller C (now "
-            f"{self.data.parameters.C:g})"
+            f"{what}: raise {flags.MEMORY_LIMIT}, or have fewer active labels: a larger lam (now {self.tables.lam:g}) or a "
+            f"smaller C (now {self.data.parameters.C:g})"
         )
 
 
@@ -212,7 +208,7 @@ class PassProbe:
         """Visit so many rows, from nothing: bytes of tables, seconds of a row, whether the tables are full."""
         d, at, p = rows.dataset.n_features, np.arange(n), self.data.parameters
         stepper = Stepper(d, rows.n_labels, p, p.lams[0], max(1, p.rate), self.data.plan.most_bytes())
-        block, (indptr, labels) = rows.gather(at, rows.X.lengths(at)), rows.labels(at)
+        block, (indptr, labels) = rows.X.gather(at, rows.buffer, rows.X.lengths(at)), rows.labels(at)
         state = DualRows(indptr[:-1], np.diff(indptr), labels, np.zeros(len(labels)))
         seconds, full = 0.0, False
         try:

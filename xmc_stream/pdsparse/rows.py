@@ -63,10 +63,11 @@ class Rows:
         self.bits = strip_bits(self.n_samples, self.X.nnz)
         self.numbers = label_numbers(self.n_labels, data.seed).astype(np.int32)
         share = min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
-        self._seed, self._share, self._which = data.seed, 0.0 if which == "all" else share, which
+        self._seed, self._share = data.seed, 0.0 if which == "all" else share
         self.n_held_out = round(self._share * self.n_samples)  # about
         self.step = GROUP << self.bits  # rows that `blocks` goes over, a multiple of which it begins at
-        self._nnz, self._buffer, self.last = data.plan.nnz, Buffer(self.X, data.plan.nnz), 0
+        self._nnz, self.last = data.plan.nnz, 0
+        self.buffer = Buffer(self.X, data.plan.nnz)  # for a piece of `stretches`
 
     @property
     def bytes_read(self) -> int:
@@ -79,10 +80,6 @@ class Rows:
         if self._share:
             held_out(rows, self._seed, self._share, out)
         return out
-
-    def visited(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which rows are to visit."""
-        return ~(self.kept_out(rows) ^ (self._which == "held out"))
 
     def labels(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Labels of rows (ascending), by number: indptr, numbers."""
@@ -99,10 +96,6 @@ class Rows:
             end = min(end, begin + STRETCH, len(order))
             yield order[begin:end]
             begin = end
-
-    def gather(self, rows: NDArray[np.int64], spans: tuple[NDArray[np.int64], NDArray[np.int64]]) -> Block:
-        """Rows (ascending) of X, no more than a piece of `stretches`."""
-        return self.X.gather(rows, self._buffer, spans)
 
     def blocks_of_job(self, first: int, held_out: bool) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:
         """As `blocks`, from row `first` on, as many as a job should take; then `last` tells before which row it ended."""
@@ -129,7 +122,7 @@ class Rows:
         spans = self.X.lengths(rows)
         for piece in self.stretches(spans[1], np.arange(len(rows))):
             mine = spans[0][piece], spans[1][piece]
-            yield self.gather(rows[piece], mine), *self.labels(rows[piece])
+            yield self.X.gather(rows[piece], self.buffer, mine), *self.labels(rows[piece])
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from xmc_stream.errors import InputError
 from xmc_stream.linear.weights import Unit, starts_of, tiles_of, unit_path, units_of_run
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.pdsparse.outcome import PLACES, DecisionJob, LookJob, ObjectiveJob, UnitJob, WeightsJob
@@ -136,14 +134,15 @@ class PDSparseRun:
             final = yield from self._post_solve(final, best, rows)
             if rows == "learned" and final is not best:
                 decided = yield from self._decide(final)
-        receipts = yield from self._write(final)
+        units = units_of_run(d, self.ledger, ("finalise",))
+        receipts = yield from self._write(final, units)
         objective = 0.5 * losses["square"] + lam * losses["l1"] + self.parameters.C * losses["losses"]
         gap = objective + primal.dual_objective
         return {
             "rounds": len(self._passes),
             "nnz": sum(receipt["nnz"] for receipt in receipts),
             "tiles": tiles_of(receipts),
-            **starts_of(self.units),
+            **starts_of(units),
             "objective": objective,
             "duality_gap": gap / objective if objective else 0.0,
             "lam": lam,
@@ -180,10 +179,11 @@ class PDSparseRun:
         for number, lam in enumerate(p.lams):
             name = "pass" if len(p.lams) == 1 else f"lam {lam:g}, pass"
             found = yield from self._stage(Stage(number, name, lam, p.max_passes), best)
-            worse, best = (best, found) if best is None or self._score(found) > self._score(best) else (found, best)
+            worse: Pass | None = found
+            if best is None or self._score(found) > self._score(best):
+                worse, best = best, found
             self._drop(worse)
-        if best is None:
-            raise InputError("PDSparse has no lam to try")
+        assert best is not None  # there is a lam
         return best
 
     def _refit(self, best: Pass) -> Generator[Phase, list[Receipt], tuple[Pass, Which]]:
@@ -207,23 +207,15 @@ class PDSparseRun:
         solved = yield from self._stage(stage)
         return solved if rows == "all" or self._score(solved) > self._score(best) else best
 
-    @cached_property
-    def units(self) -> list[Unit]:
-        """What the classes are cut into."""
-        return units_of_run(self.dataset, self.ledger, ("finalise",))
-
-    def _write(self, final: Pass) -> Generator[Phase, list[Receipt], list[Receipt]]:
+    def _write(self, final: Pass, units: list[Unit]) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """The weights that a pass has left, by class; returns receipts of the units."""
         self._data.held.keep(None, "")
         weights, max_bytes = self.work / "state" / "weights" / "all", max(16 * MIB, self.plan.budget // 2)
         by_class = WeightsJob(self._data, final.stage.lam, final.tables.folder, str(weights), max_bytes)
         yield Phase("weights", [by_class], WRITING, (_PASSES, _PASSES))
         n_features = self.dataset.n_features
-        jobs = [
-            UnitJob(self._data, str(weights), n_features, unit, str(unit_path(self.work, unit))) for unit in self.units
-        ]
-        receipts = yield Phase("finalise", jobs, WRITING, (_PASSES, 1.0), twice=True)
-        return receipts
+        jobs = [UnitJob(self._data, str(weights), n_features, unit, str(unit_path(self.work, unit))) for unit in units]
+        return (yield Phase("finalise", jobs, WRITING, (_PASSES, 1.0), twice=True))
 
     def _score(self, done: Pass) -> float:
         """What held-out rows say of a pass: P@1, or where rows have several labels the mean of P@1, P@3, P@5."""
@@ -235,8 +227,7 @@ class PDSparseRun:
         """Passes until they bring no more; returns the best. other: a pass that must stay."""
         p, d = self.parameters, self.dataset
         bound = min(p.most, d.n_labels)
-        most = min(bound, max(1, -(-d.Y_rows().nnz // max(d.n_samples, 1))))
-        most = stage.start.most if stage.start else most
+        most = stage.start.most if stage.start else min(bound, max(1, -(-d.Y_rows().nnz // max(d.n_samples, 1))))
         best, before, waited, stay = None, stage.start, 0, (stage.start, other)
         for number in range(stage.passes):
             done = yield from self._pass(stage, number, before, most)

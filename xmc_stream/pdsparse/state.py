@@ -132,7 +132,8 @@ def write_tables(path: Path, tables: Tables, n_features: int) -> None:
             room = int(ends[last] - ends[first])
             counts, labels, values = np.empty(last - first, np.int32), np.empty(room, np.int32), np.empty(room)
             n = list_entries(first, last, tables, counts, labels, values)
-            for array, some in zip(arrays, (counts, labels[:n], values[:n]), strict=True):
+            parts: tuple[NDArray[Any], ...] = counts, labels[:n], values[:n]
+            for array, some in zip(arrays, parts, strict=True):
                 array.append(some)
         for array in arrays:
             array.close()
