@@ -46,7 +46,7 @@ class PredictForecaster(RankingForecaster):
         bounded = takes_bounds(model) and not self.evaluate
         probe = self.once(PredictProbe(str(model.path), str(dataset.path), sizes, self.k, bounded))
         n_bytes = predict_bytes(dataset, sizes, self.evaluate)
-        times = 1 if sizes.keeps_tiles else sizes.row_blocks(dataset)
+        times = sizes.times_made(dataset)
         work = probe["score"] * dataset.n_samples * model.n_labels + probe["make"] * times * model.nnz
         work *= 1 + self.evaluate
         return {

@@ -6,7 +6,8 @@ The folder `guide` of a model has weights (D x groups, csc) and a bias for each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,15 @@ class Guide:
         block = weights.block(0, self.sizes.n_groups)
         return make_tile(block.indptr, block.indices, block.values, self.bias(), self.model.n_features)
 
-    def terms(self, x: Block, cache_bytes: int) -> NDArray[np.float32]:
-        """What the groups say of the rows of a block (rows, groups), see `linear.kernels.guide`. cache_bytes: for all tiles."""
+    @contextmanager
+    def _tile(self, cache_bytes: int) -> Iterator[Tile]:
         key = (str(self.model.path), GUIDE)
         with shared_cache(cache_bytes).use(key, self.sizes.tile, self.make_tile) as tile:
+            yield tile
+
+    def terms(self, x: Block, cache_bytes: int) -> NDArray[np.float32]:
+        """What the groups say of the rows of a block (rows, groups), see `linear.kernels.guide`. cache_bytes: for all tiles."""
+        with self._tile(cache_bytes) as tile:
             return self.terms_by(tile, x)
 
     def terms_by(self, tile: Tile, x: Block) -> NDArray[np.float32]:

@@ -104,6 +104,11 @@ def lift_implied(implied: ImpliedLabels | None, best: Ranking, barred: Labels, c
             lift(of_labels, best, barred)
 
 
+def implied_attributes(receipt: Receipt, margin: float) -> dict[str, Any]:
+    """What a model says of its implied labels."""
+    return {"margin": margin, "pairs": receipt["pairs"]}
+
+
 def implied_needs(plan: MemoryPlan, dataset: Dataset) -> dict[str, int]:
     """Bytes by component that finding them takes at least."""
     return {

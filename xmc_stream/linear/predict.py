@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,6 +75,10 @@ class PredictPlan(CutIntoJobs):
         X = dataset.X_rows()
         of_job = (X.nnz * X.entry_bytes / max(X.n_lines, 1) + 8) * min(self.rows_per_job, X.n_lines)
         return len(self.ranges(X.n_lines)) * max(1, -(-int(of_job) // self.row_bytes))
+
+    def times_made(self, dataset: Dataset) -> int:
+        """How often each tile is made."""
+        return 1 if self.keeps_tiles else self.row_blocks(dataset)
 
 
 def plan_predict(
@@ -219,13 +224,13 @@ class PredictJob(RankingJob):
         return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}
 
 
-def use_tile(
-    model: LinearWeights, span: TileRange, sizes: PredictPlan, bounded: bool = False
-) -> AbstractContextManager[BoundedTile]:
+@contextmanager
+def use_tile(model: LinearWeights, span: TileRange, sizes: PredictPlan, bounded: bool = False) -> Iterator[BoundedTile]:
     """The tile of a range, from the cache or made. bounded: with bounds, if it is dense enough."""
     cache = shared_cache(sizes.cache_bytes)
     size = span.tile + bounds_bytes([span], model.n_features)
-    return cache.use((str(model.path), span, bounded), size, partial(_make_tile, model, span, bounded))
+    with cache.use((str(model.path), span, bounded), size, partial(_make_tile, model, span, bounded)) as tile:
+        yield tile
 
 
 def takes_bounds(model: LinearWeights, raw: bool = False) -> bool:
