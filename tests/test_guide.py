@@ -77,10 +77,9 @@ def guided(data: tuple[Path, Any, Any], tmp_path_factory: pytest.TempPathFactory
 def parts(model: LinearModel) -> tuple[Any, Any, Any]:
     """Weights (D x groups), biases and groups of labels (R x K)."""
     guide = Guide.of(model)
-    assert guide is not None
     block = guide.weights().block(0, N_GROUPS)
     weights = sp.csc_matrix((block.values, block.indices, block.indptr), (model.n_features, N_GROUPS))
-    return weights.toarray(), guide.bias(), guide.groups(0, model.n_labels)
+    return weights.toarray(), guide.bias(), guide.groups_of(0, model.n_labels)
 
 
 def scores_by_hand(model: LinearModel, X: Any) -> Any:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import StoreError
-from xmc_stream.linear import weights as units
+from xmc_stream.linear import weights
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.tiles import TileSizes, tile_width
 from xmc_stream.linear.weights import cut_units, plain_units, units_of_run
@@ -62,13 +62,13 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _narrower(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units of four times UNIT classes at most, so that few classes are several units."""
-    monkeypatch.setattr(units, "WIDEST", WIDEST)
+    monkeypatch.setattr(weights, "WIDEST", WIDEST)
 
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What makes all units plain from then on."""
-    return lambda: monkeypatch.setattr(units, "WIDEST", 1)
+    return lambda: monkeypatch.setattr(weights, "WIDEST", 1)
 
 
 # the cut
@@ -94,13 +94,13 @@ def test_units_hold_every_class_once_and_no_more_than_they_may(some: list[tuple[
         assert unit.first % UNIT == 0
         mine = counts[unit.first : unit.last]
         if unit.last - unit.first > UNIT:
-            assert (mine > 0).sum() <= units._LEARNED
-            assert mine.sum() <= units._POSITIVES
+            assert (mine > 0).sum() <= weights._LEARNED
+            assert mine.sum() <= weights._POSITIVES
             assert len(unit.numbers) <= WIDEST
         if before is not None:  # it could not have had the next UNIT classes
             more = counts[before.first : unit.first + UNIT]
             assert (
-                len(before.numbers) == WIDEST or (more > 0).sum() > units._LEARNED or more.sum() > units._POSITIVES
+                len(before.numbers) == WIDEST or (more > 0).sum() > weights._LEARNED or more.sum() > weights._POSITIVES
             )  # fmt: skip
 
 
@@ -284,7 +284,7 @@ def run_until(data: Path, work: Path, notes: Notes, last: str) -> Notes:
     return Notes(ledger)
 
 
-def weights(work: Path, cut: list[Any]) -> list[Any]:
+def written_weights(work: Path, cut: list[Any]) -> list[Any]:
     from xmc_stream.linear.weights import unit_path
     from xmc_stream.store.matrix import SparseMatrix
 
@@ -298,7 +298,7 @@ def test_a_run_that_began_in_plain_units_goes_on_in_them(
 ) -> None:
     begin_model(tmp_path / "old")
     with monkeypatch.context() as patch:
-        patch.setattr(units, "WIDEST", 1)  # as every release before there were others
+        patch.setattr(weights, "WIDEST", 1)  # as every release before there were others
         notes = run_until(sparse, tmp_path / "old", Notes(), last)
     assert "units" not in notes
     run = PPDSparseRun(Dataset(sparse), tmp_path / "old", PPDSparseParameters(), 0, PLAN, notes)
@@ -308,7 +308,7 @@ def test_a_run_that_began_in_plain_units_goes_on_in_them(
     notes = Notes()
     run = PPDSparseRun(Dataset(sparse), tmp_path / "new", PPDSparseParameters(), 0, PLAN, notes)
     assert figures["objective"] == pytest.approx(run_here(run.loop(), notes)["objective"], rel=1e-12)
-    assert weights(tmp_path / "old", plain_units(K)) == weights(tmp_path / "new", run.units)
+    assert written_weights(tmp_path / "old", plain_units(K)) == written_weights(tmp_path / "new", run.units)
 
 
 @pytest.mark.parametrize("last", ["solve/0/0-3", "cut/1/narrow", "solve/2/4-5", "finalise/0-3"])

@@ -189,9 +189,7 @@ def test_groups_of_labels_are_taken_over_and_new_labels_join_the_nearest(small: 
     options: dict[str, Any] = {"guide": 2.0, "memory_limit": "2GB"}
     model = xs.PPDSparse(**options).fit(small, warm_start=narrow).model_
     mine, theirs = Guide.of(LinearWeights(model.path)), Guide.of(LinearWeights(narrow))
-    assert mine is not None
-    assert theirs is not None
-    matched = mine.groups(0, 1000) == theirs.groups(0, 1000)
+    matched = mine.groups_of(0, 1000) == theirs.groups_of(0, 1000)
     assert matched.all(axis=0).mean() > 0.5  # others have many more rows now, or fewer
     W = mine.weights().block(0, 32)
     G = sp.csc_matrix((W.values, W.indices, W.indptr), shape=(model.n_features, 32))
@@ -204,7 +202,7 @@ def test_groups_of_labels_are_taken_over_and_new_labels_join_the_nearest(small: 
         x = data.X_rows().gather(rows)
         X = sp.csr_matrix((x.values, x.indices, x.indptr), shape=(len(rows), model.n_features))
         mean = ((X @ np.float64(theirs_dense(theirs, G.shape))).mean(axis=0) + theirs.bias()).reshape(8, 4)
-        assert np.array_equal(mine.groups(label, label + 1)[:, 0], np.arange(8) * 4 + mean.argmax(axis=1))
+        assert np.array_equal(mine.groups_of(label, label + 1)[:, 0], np.arange(8) * 4 + mean.argmax(axis=1))
 
 
 def theirs_dense(guide: Guide, shape: tuple[int, int]) -> np.ndarray:

@@ -68,7 +68,7 @@ class LowRankModel(LowRankFactors, Model):
         """Predict, and evaluate, a few rows by small factors."""
         return ScoreWarmUp()
 
-    def run_of(self, evaluate: bool) -> type[ScoreRun]:
+    def run_of(self) -> type[ScoreRun]:
         """See `Kind`."""
         return ScoreRun
 

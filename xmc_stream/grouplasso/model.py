@@ -70,7 +70,7 @@ class RowSparseModel(RowSparseWeights, Model):
         """Predict, and evaluate, a few rows by a few rows of W."""
         return RowsWarmUp()
 
-    def run_of(self, evaluate: bool) -> type[RowsRun]:
+    def run_of(self) -> type[RowsRun]:
         """See `Kind`."""
         return RowsRun
 

@@ -6,8 +6,7 @@ The folder `guide` of a model has weights (D x groups, csc) and a bias for each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.linear.kernels.guide import NO_GROUPS, group_terms, no_terms
 from xmc_stream.linear.kernels.scores import Tile
 from xmc_stream.linear.tiles import make_tile
-from xmc_stream.linear.weights import LinearWeights, new_unit
+from xmc_stream.linear.weights import LinearWeights, hash_classes, new_unit
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.models.kind import Checker
 from xmc_stream.runtime.job import Phase, Receipt
@@ -33,29 +32,38 @@ MOST_GROUPS = 64
 
 
 @dataclass(frozen=True)
-class GuideSizes:
-    """weight: of what the groups say together; clusterings, each of so many groups; bytes of their tile, their weights."""
+class Guide:
+    """The groups of an opened model, or that it has none: `clusterings` is 0 then, and what it says of rows is nothing.
 
-    weight: float
-    clusterings: int
-    groups: int
-    tile: int
-    weights: int
+    weight: of what the groups say together; clusterings, each of so many groups; bytes of their tile, their weights.
+    """
+
+    model: LinearWeights
+    weight: float = 0.0
+    clusterings: int = 0
+    groups: int = 0
+    tile: int = 0
+    nnz: int = 0
 
     @classmethod
-    def of(cls, model: LinearWeights) -> GuideSizes | None:
-        """What a model's attributes say; None for a model without groups. Raises StoreError where it cannot be."""
+    def of(cls, model: LinearWeights) -> Guide:
+        """What a model's attributes say. Raises StoreError where it cannot be."""
         about = model.attributes.get(GUIDE)
         if about is None:
-            return None
+            return cls(model)
         with understood(model.path / "zarr.json"):
-            sizes = cls(float(about["weight"]), *(about[name] for name in ("clusterings", "groups", "tile", "weights")))
-            whole = (sizes.clusterings, sizes.groups, sizes.tile, sizes.weights)
-            if not all(type(number) is int and number >= 0 for number in whole) or not sizes.weight > 0:
+            whole = [about[name] for name in ("clusterings", "groups", "tile", "weights")]
+            guide = cls(model, float(about["weight"]), *whole)
+            if not all(type(number) is int and number >= 0 for number in whole) or not guide.weight > 0:
                 raise ValueError(f"{GUIDE}: {about}")
-            if not 0 < sizes.n_groups <= MOST_GROUPS:
-                raise ValueError(f"{GUIDE}: {sizes.n_groups} groups")
-        return sizes
+            if not 0 < guide.n_groups <= MOST_GROUPS:
+                raise ValueError(f"{GUIDE}: {guide.n_groups} groups")
+        return guide
+
+    @property
+    def path(self) -> Path:
+        """Where they lie."""
+        return self.model.path / GUIDE
 
     @property
     def n_groups(self) -> int:
@@ -67,101 +75,78 @@ class GuideSizes:
         """What the groups say of a row."""
         return 4 * self.n_groups
 
-
-class Guide:
-    """The groups of a model, opened."""
-
-    def __init__(self, model: LinearWeights, sizes: GuideSizes) -> None:
-        self.model, self.sizes, self.path = model, sizes, model.path / GUIDE
-
-    @classmethod
-    def of(cls, model: LinearWeights) -> Guide | None:
-        """Of a model; None for one without groups."""
-        sizes = GuideSizes.of(model)
-        return None if sizes is None else cls(model, sizes)
-
-    def groups(self, first: int, last: int) -> NDArray[np.uint8]:
+    def groups_of(self, first: int, last: int) -> NDArray[np.uint8]:
         """Of labels [first, last): the group in each clustering (clusterings, last - first)."""
-        n, k = self.sizes.clusterings, self.model.n_labels
+        if not self.clusterings:
+            return NO_GROUPS
+        n, k = self.clusterings, self.model.n_labels
         found = [read_small(self.path, "groups", n * k, np.uint8, slice(r * k + first, r * k + last)) for r in range(n)]
         groups = np.stack(found)
-        low = np.arange(n)[:, None] * self.sizes.groups
-        if ((groups < low) | (groups >= low + self.sizes.groups)).any():
+        low = np.arange(n)[:, None] * self.groups
+        if ((groups < low) | (groups >= low + self.groups)).any():
             raise StoreError(f"{self.path / 'groups'} has groups that are none: it is damaged; train the model again")
         return groups
 
     def weights(self) -> SparseMatrix:
         """Weights of the groups (D x groups, csc)."""
-        shape = (self.model.n_features, self.sizes.n_groups)
+        shape = (self.model.n_features, self.n_groups)
         return SparseMatrix(self.path / "weights").expect(shape, "csc_matrix", np.float32)
 
     def bias(self) -> NDArray[np.float32]:
         """Of each group."""
-        return read_small(self.path, "bias", self.sizes.n_groups, np.float32)
+        return read_small(self.path, "bias", self.n_groups, np.float32)
 
     def make_tile(self) -> Tile:
         """The weights of all groups."""
         weights = self.weights()
-        if weights.nnz != self.sizes.weights:
+        if weights.nnz != self.nnz:
             raise StoreError(
-                f"{weights.path} has {weights.nnz} weights where {self.sizes.weights} were noted: it is damaged; train the "
+                f"{weights.path} has {weights.nnz} weights where {self.nnz} were noted: it is damaged; train the "
                 "model again"
             )
-        block = weights.block(0, self.sizes.n_groups)
+        block = weights.block(0, self.n_groups)
         return make_tile(block.indptr, block.indices, block.values, self.bias(), self.model.n_features)
-
-    @contextmanager
-    def _tile(self, cache_bytes: int) -> Iterator[Tile]:
-        key = (str(self.model.path), GUIDE)
-        with shared_cache(cache_bytes).use(key, self.sizes.tile, self.make_tile) as tile:
-            yield tile
 
     def terms(self, x: Block, cache_bytes: int) -> NDArray[np.float32]:
         """What the groups say of the rows of a block (rows, groups), see `linear.kernels.guide`. cache_bytes: for all tiles."""
-        with self._tile(cache_bytes) as tile:
+        if not self.clusterings:
+            return self.terms_by(None, x)
+        key = (str(self.model.path), GUIDE)
+        with shared_cache(cache_bytes).use(key, self.tile, self.make_tile) as tile:
             return self.terms_by(tile, x)
 
-    def terms_by(self, tile: Tile, x: Block) -> NDArray[np.float32]:
-        """As `terms`, by the tile of `make_tile`."""
-        terms = np.empty((x.n, self.sizes.n_groups), np.float32)
-        group_terms(CSR.of(x), tile, np.float32(self.sizes.weight / self.sizes.clusterings), terms)
+    def terms_by(self, tile: Tile | None, x: Block) -> NDArray[np.float32]:
+        """As `terms`, by the tile of `make_tile`; None without groups."""
+        if tile is None:
+            return no_terms(x.n)
+        terms = np.empty((x.n, self.n_groups), np.float32)
+        group_terms(CSR.of(x), tile, np.float32(self.weight / self.clusterings), terms)
         return terms
 
     def hash(self, update: Callable[[Any], None]) -> None:
         """Hash what scores depend on."""
-        matrix = self.weights()
-        update(np.diff(matrix.ends(0, matrix.n_lines)).astype("<i8").data)
-        update(self.bias().astype("<f4").data)
-        for block in matrix.blocks(max(1 << 24, 16 * self.model.n_features)):
-            update(block.indices.astype("<i8").data)
-            update(block.values.data)
-        update(read_small(self.path, "groups", self.sizes.clusterings * self.model.n_labels, np.uint8).data)
+        if not self.clusterings:
+            return
+        hash_classes(update, self.weights(), self.bias(), 0, self.n_groups)
+        update(read_small(self.path, "groups", self.clusterings * self.model.n_labels, np.uint8).data)
 
     def verify(self, checker: Checker) -> Generator[Phase, list[Receipt], None]:
         """The weights as a matrix, each bias a number, each label in a group of each clustering."""
-        shape = (self.model.n_features, self.sizes.n_groups)
+        if not self.clusterings:
+            return
+        shape = (self.model.n_features, self.n_groups)
         matrix = checker.matrix(self.path / "weights", shape, "csc_matrix")
-        checker.expect_size(self.path / "bias", self.sizes.n_groups, f"{GUIDE}/bias")
+        checker.expect_size(self.path / "bias", self.n_groups, f"{GUIDE}/bias")
         if checker.whole(self.path / "bias"):
             checker.finite(self.path / "bias")
         if checker.whole(self.path / "groups"):
             try:
-                self.groups(0, self.model.n_labels)
+                self.groups_of(0, self.model.n_labels)
             except StoreError as error:
                 checker.damage.append(str(error))
         if matrix is not None:
-            checker.expect(f"the weights of {self.path}", matrix.nnz, self.sizes.weights)
+            checker.expect(f"the weights of {self.path}", matrix.nnz, self.nnz)
             yield from checker.lines({GUIDE: matrix})
-
-
-def terms_of(guide: Guide | None, x: Block, cache_bytes: int) -> NDArray[np.float32]:
-    """What the groups say of a row block, nothing without groups."""
-    return no_terms(x.n) if guide is None else guide.terms(x, cache_bytes)
-
-
-def groups_of(guide: Guide | None, first: int, last: int) -> NDArray[np.uint8]:
-    """The groups of some labels, none without groups."""
-    return NO_GROUPS if guide is None else guide.groups(first, last)
 
 
 def write_guide(

@@ -11,7 +11,6 @@ has. See `linear.kernels.implied` for what they do to scores.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,72 +40,60 @@ _LABEL_BYTES = 64  # counts, room, sizes and where lists begin
 
 @dataclass(frozen=True)
 class ImpliedLabels:
-    """Of an opened model. margin: of their scores; pairs: of a label and one that it implies."""
+    """Of an opened model. margin: of their scores; pairs: of a label and one that it implies, 0 where there are none."""
 
     model: LinearWeights
-    margin: float
-    pairs: int
+    margin: float = 0.0
+    pairs: int = 0
 
     @classmethod
-    def of(cls, model: LinearWeights) -> ImpliedLabels | None:
-        """What a model's attributes say; None where no label implies one. Raises StoreError where it cannot be."""
+    def of(cls, model: LinearWeights) -> ImpliedLabels:
+        """What a model's attributes say. Raises StoreError where it cannot be."""
         about = model.attributes.get(IMPLIED)
         if about is None:
-            return None
+            return cls(model)
         with understood(model.path / "zarr.json"):
             margin, pairs = float(about["margin"]), about["pairs"]
             if not (margin > 0 and type(pairs) is int and pairs >= 0):
                 raise ValueError(f"{IMPLIED}: {about}")
-        return cls(model, margin, pairs) if pairs else None
+        return cls(model, margin, pairs)
 
     @property
     def nbytes(self) -> int:
         """In memory."""
-        return 8 * (self.model.n_labels + 1) + 4 * self.pairs
-
-    def matrix(self) -> SparseMatrix:
-        """Of all labels."""
-        shape = (self.model.n_labels, self.model.n_labels)
-        return SparseMatrix(self.model.path / IMPLIED).expect(shape, "csr_matrix", None)
+        return 8 * (self.model.n_labels + 1) + 4 * self.pairs if self.pairs else 0
 
     def read(self) -> Implied:
         """Into memory."""
-        matrix = self.matrix()
+        k = self.model.n_labels
+        matrix = SparseMatrix(self.model.path / IMPLIED).expect((k, k), "csr_matrix", None)
         if matrix.nnz != self.pairs:
             raise StoreError(
                 f"{matrix.path} has {matrix.nnz} labels where {self.pairs} were noted: it is damaged; train the model again"
             )
-        block = matrix.block(0, self.model.n_labels)
+        block = matrix.block(0, k)
         return Implied(block.indptr, block.indices, np.float32(self.margin))
 
-    def used(self, cache_bytes: int) -> AbstractContextManager[Implied]:
-        """The same, shared by the threads of a process. cache_bytes: for all that they share."""
-        return shared_cache(cache_bytes).use((str(self.model.path), IMPLIED), self.nbytes, self.read)
+    def lift(self, best: Ranking, barred: Labels, cache_bytes: int) -> None:
+        """Let the best labels of some rows lift what they imply. cache_bytes: for what the threads of a process share."""
+        if self.pairs:
+            key = (str(self.model.path), IMPLIED)
+            with shared_cache(cache_bytes).use(key, self.nbytes, self.read) as implied:
+                lift(implied, best, barred)
 
     def hash(self, update: Callable[[Any], None]) -> None:
         """Hash what scores depend on, beside the margin, which is a parameter."""
-        implied = self.read()
-        update(implied.ptr.astype("<i8").data)
-        update(implied.labels.astype("<i8").data)
+        if self.pairs:
+            implied = self.read()
+            update(implied.ptr.astype("<i8").data)
+            update(implied.labels.astype("<i8").data)
 
     def verify(self, checker: Checker) -> Generator[Phase, list[Receipt], None]:
         """The labels as a matrix."""
         path, k = self.model.path / IMPLIED, self.model.n_labels
-        if (matrix := checker.matrix(path, (k, k), "csr_matrix")) is not None:
+        if self.pairs and (matrix := checker.matrix(path, (k, k), "csr_matrix")) is not None:
             checker.expect(f"the labels of {path}", matrix.nnz, self.pairs)
             yield from checker.lines({IMPLIED: matrix})
-
-
-def lift_implied(implied: ImpliedLabels | None, best: Ranking, barred: Labels, cache_bytes: int) -> None:
-    """Let the best labels of some rows lift what they imply. None: nothing. cache_bytes: for what threads share."""
-    if implied is not None:
-        with implied.used(cache_bytes) as of_labels:
-            lift(of_labels, best, barred)
-
-
-def implied_attributes(receipt: Receipt, margin: float) -> dict[str, Any]:
-    """What a model says of its implied labels."""
-    return {"margin": margin, "pairs": receipt["pairs"]}
 
 
 def implied_needs(plan: MemoryPlan, dataset: Dataset) -> dict[str, int]:

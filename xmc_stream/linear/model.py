@@ -6,7 +6,7 @@ What predicts and evaluates is imported when it is asked for: a training opens i
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from xmc_stream.linear.guide import GUIDE, Guide
 from xmc_stream.linear.implied import IMPLIED, ImpliedLabels
-from xmc_stream.linear.weights import LinearWeights, unit_path
+from xmc_stream.linear.weights import LinearWeights, hash_classes, unit_path
 from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model
-from xmc_stream.runtime.check import CHECKED_BYTES, array_jobs, checked_reading, common_model_jobs
+from xmc_stream.runtime.check import array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
-from xmc_stream.runtime.plan import Forecaster, even_ranges
+from xmc_stream.runtime.plan import Forecaster
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
@@ -32,31 +32,6 @@ if TYPE_CHECKING:
 _WINDOW = 1 << 20  # items exported at a time
 
 
-@dataclass(frozen=True)
-class CheckWeightsJob:
-    """Weights of units [first, last); bias and statistics are compared whenever they are read."""
-
-    model: str
-    first: int
-    last: int
-
-    @property
-    def key(self) -> str:
-        """The units."""
-        return f"check/{self.first}-{self.last}"
-
-    def run(self) -> Receipt:
-        """Check; raises StoreError naming a chunk that is damaged, or another one's."""
-        model, n_bytes = LinearWeights(self.model), 0
-        for unit in model.units[self.first : self.last]:
-            for array in model.unit_weights(unit).arrays():
-                if array.path is not None:
-                    for k in range(array.n_chunks):
-                        array.verify_chunk(k)
-                    n_bytes += array.n_chunks * array.chunk_bytes
-        return {"checked_bytes": n_bytes}
-
-
 class LinearModel(LinearWeights, Model):
     """A model with weights by class."""
 
@@ -66,19 +41,12 @@ class LinearModel(LinearWeights, Model):
         return ""
 
     def _hash_weights(self, update: Callable[[Any], None]) -> None:
-        for low, high in _thousands(self):  # whatever the units are
-            unit = self.unit_of(low)
+        for unit in self.units:
             matrix, bias = self.unit_weights(unit), self.unit_array(unit)
-            low, high = low - unit.first, high - unit.first
-            update(np.diff(matrix.ends(low, high)).astype("<i8").data)
-            update(bias[low:high].astype("<f4").data)
-            for block in matrix.blocks(max(1 << 24, 16 * self.n_features), low, high):  # a class always fits
-                update(block.indices.astype("<i8").data)
-                update(block.values.data)
-        if (guide := Guide.of(self)) is not None:
-            guide.hash(update)
-        if (implied := ImpliedLabels.of(self)) is not None:
-            implied.hash(update)
+            for low in range(0, len(bias), UNIT):  # whatever the units are
+                hash_classes(update, matrix, bias, low, min(low + UNIT, len(bias)))
+        Guide.of(self).hash(update)
+        ImpliedLabels.of(self).hash(update)
 
     def bias(self) -> NDArray[np.float32]:
         """The bias w_0 of each class: float32 array (K,). It is -inf for a class without training rows."""
@@ -102,14 +70,10 @@ class LinearModel(LinearWeights, Model):
         from xmc_stream.linear.warmup import LinearWarmUp
 
         fours = self.n_features <= MOST_FEATURES
-        return LinearWarmUp(evaluate, Guide.of(self) is not None, ImpliedLabels.of(self) is not None, fours)
+        return LinearWarmUp(evaluate, Guide.of(self).clusterings > 0, ImpliedLabels.of(self).pairs > 0, fours)
 
-    def run_of(self, evaluate: bool) -> type[PredictRun]:
+    def run_of(self) -> type[PredictRun]:
         """See `Kind`."""
-        if evaluate:
-            from xmc_stream.linear.evaluate import EvaluateRun
-
-            return EvaluateRun
         from xmc_stream.linear.predict import PredictRun
 
         return PredictRun
@@ -135,10 +99,10 @@ class LinearModel(LinearWeights, Model):
         return PredictForecaster(self, dataset, k, evaluate, filtered, once)
 
     def check_jobs(self) -> Sequence[Job]:
-        """Seal, names, weights."""
-        parts = even_ranges(len(self.units), min(len(self.units), max(1, 12 * self.nnz // CHECKED_BYTES)))
-        beside = [job for name in (GUIDE, IMPLIED) for job in array_jobs(self.path, plain_arrays(self.path / name))]
-        return [*common_model_jobs(self), *beside, *(CheckWeightsJob(str(self.path), a, b) for a, b in parts)]
+        """Seal, names, weights; bias and statistics are compared whenever they are read."""
+        parts: list[str | Path] = [GUIDE, IMPLIED, *(unit_path(self.path, unit) / "weights" for unit in self.units)]
+        arrays = (array for part in parts for array in plain_arrays(self.path / part))
+        return [*common_model_jobs(self), *array_jobs(self.path, arrays)]
 
     def verify(self, checker: Checker) -> Generator[Phase, list[Receipt], None]:
         """Every unit's weights as a matrix, every bias a number."""
@@ -160,10 +124,8 @@ class LinearModel(LinearWeights, Model):
                         f"{folder / 'bias'} is not a number, or -inf, for each of {n_classes} classes"
                     )
         yield from checker.lines(matrices)
-        if (guide := Guide.of(self)) is not None:
-            yield from guide.verify(checker)
-        if (implied := ImpliedLabels.of(self)) is not None:
-            yield from implied.verify(checker)
+        yield from Guide.of(self).verify(checker)
+        yield from ImpliedLabels.of(self).verify(checker)
         if len(matrices) == len(self.units):
             checker.expect("the attribute nnz", self.attributes.get("nnz"), nnz)
 
@@ -190,10 +152,3 @@ class LinearModel(LinearWeights, Model):
 
         bias = (self.unit_array(unit) for unit in self.units)
         return WeightArrays(sum(matrix.nnz for matrix in weights), ends(), indices(), data(), bias)
-
-
-def _thousands(model: LinearWeights) -> Iterator[tuple[int, int]]:
-    """ranges of UNIT classes, each of one unit."""
-    for unit in model.units:
-        for low in range(unit.first, unit.last, UNIT):
-            yield low, min(low + UNIT, unit.last)

@@ -1,8 +1,7 @@
-"""Prediction jobs: the exact top k of a range of rows, over all classes, unit by unit; pairs may be filtered."""
+"""Prediction and evaluation: the exact top k of all rows, over all classes, tile by tile; counts over all classes."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,28 +12,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import UNSEEN
+from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.kernels.ranking import Ranking
-from xmc_stream.linear.guide import Guide, GuideSizes, groups_of, terms_of
-from xmc_stream.linear.implied import ImpliedLabels, lift_implied
+from xmc_stream.linear.guide import Guide
+from xmc_stream.linear.implied import ImpliedLabels
 from xmc_stream.linear.kernels.denserows import chunk_bytes
-from xmc_stream.linear.kernels.guide import no_terms
+from xmc_stream.linear.kernels.evaluate import TrueScores, count_above, score_positives
 from xmc_stream.linear.kernels.implied import lift
 from xmc_stream.linear.kernels.scores import NO_BOUNDS, TileClasses
 from xmc_stream.linear.kernels.topk import top_k
 from xmc_stream.linear.tiles import BoundedTile, TileRange, bounds_bytes, make_bounded, make_tile, widest
 from xmc_stream.linear.weights import LinearWeights
+from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.calibration import Calibration
+from xmc_stream.models.counts import HITS, PREDICTED, TRUE, count_best, metrics_of, write_counts
 from xmc_stream.models.runs import (
     HELD_ROWS,
     LEAST_BLOCK,
     PAIRS,
     PREDICTING,
     RESULT_BYTES,
+    CountingJob,
     CutIntoJobs,
-    RankingJob,
     RankingRun,
     calibration_of,
     filter_matrix,
@@ -45,10 +48,9 @@ from xmc_stream.models.runs import (
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, stream, stream_bytes
+from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
-_PROBE_ROWS = 1024
 _MOST_BOUNDED = 100.0  # weight of groups of labels, which is 2 by default
 
 
@@ -92,8 +94,8 @@ def plan_predict(
     pairs beside X. counts: bytes that each thread keeps for itself. least: of X in a row block.
     """
     t = plan.threads
-    guide = GuideSizes.of(model)
-    of_row = k * RESULT_BYTES + (guide.row_bytes if guide else 0)
+    guide = Guide.of(model)
+    of_row = k * RESULT_BYTES + guide.row_bytes
     shares = 4 if pairs else 2  # X, what is made of pairs, results
     fixed = {
         "results": t * CHUNK_ROWS * of_row,
@@ -107,9 +109,8 @@ def plan_predict(
     tiles = [
         span for ranges in units for span in widest(ranges, lambda span: span.tile + t * 8 * span.weights <= left // 2)
     ]
-    making = t * 8 * max(guide.weights if guide else 0, *(span.weights for span in tiles))
-    implied = ImpliedLabels.of(model)
-    beside = (guide.tile if guide else 0) + (implied.nbytes if implied else 0)
+    making = t * 8 * max(guide.nnz, *(span.weights for span in tiles))
+    beside = guide.tile + ImpliedLabels.of(model).nbytes
     largest = beside + max(span.tile + bounds_bytes([span], model.n_features) for span in tiles)
     beside += bounds_bytes(tiles, model.n_features)
     total = beside + sum(span.tile for span in tiles)
@@ -127,110 +128,91 @@ def plan_predict(
     return PredictPlan(row_bytes, row_bytes // PAIRS, rows_per_job, tuple(tiles), beside, cache)
 
 
-def predict_needs(
-    plan: MemoryPlan, model: LinearWeights, dataset: Dataset, k: int, sizes: PredictPlan
-) -> dict[str, int]:
-    """Bytes by component that a prediction comes to hold; what is planned and stays untouched left out."""
-    t, n, X = plan.threads, dataset.n_samples, dataset.X_rows()
-    rows = min(sizes.rows_per_job, n)
-    of_rows = (X.nnz * X.entry_bytes / max(n, 1) + 8) * rows
-    guide = GuideSizes.of(model)
-    return {
-        "results": min(t * rows, n) * (k * RESULT_BYTES + (guide.row_bytes if guide else 0)),
-        "tiles": min(sizes.cache_bytes, sum(span.tile for span in sizes.tiles) + sizes.beside_bytes),
-        "making tiles": t * (8 * max(span.weights for span in sizes.tiles) + 4 * model.n_features),
-        "row blocks": t * (min(sizes.row_bytes, int(of_rows * 1.2)) + 2 * MIB),
-    }
-
-
-def predict_bytes(dataset: Dataset, sizes: PredictPlan, labels: bool = False) -> int:
-    """Bytes of the data that a prediction reads; labels: of Y too, as the metrics of a model need it."""
-    matrices = (dataset.X_rows(), dataset.Y_rows()) if labels else (dataset.X_rows(),)
-    return stream_bytes(matrices, sizes.ranges(dataset.n_samples))
-
-
 @dataclass(frozen=True)
-class PredictProbe:
-    """Make a few tiles and rank a few rows: seconds for a weight (`make`), a row and class (`score`), a byte (`read`).
-
-    bounded: whether tiles have bounds, where they may.
-    """
-
-    model: str
-    data: str
-    sizes: PredictPlan
-    k: int
-    bounded: bool
-
-    @property
-    def key(self) -> str:
-        """Never in a ledger."""
-        return "probe"
-
-    def run(self) -> Receipt:
-        """Make and score."""
-        model, X = LinearWeights(self.model), Dataset(self.data).X_rows()
-        guide = Guide.of(model)
-        began = time.perf_counter()
-        block = X.block(0, min(_PROBE_ROWS, X.n_lines))
-        read = time.perf_counter() - began
-        labels, scores = no_predictions(block.n, self.k)
-        chosen = sorted(self.sizes.tiles, key=lambda span: span.weights)[:: max(1, len(self.sizes.tiles) // 3)][:3]
-        rate = {"make": 0.0, "score": 0.0}
-        for span in chosen:
-            began = time.perf_counter()
-            tile = _make_tile(model, span, self.bounded)
-            made = time.perf_counter()
-            terms = terms_of(guide, block, self.sizes.cache_bytes)
-            top_k(
-                CSR.of(block), [classes_of(model, span, tile, guide)], terms, Ranking(labels, scores), filter_pairs([])
-            )
-            rate["make"] += (made - began) / max(span.weights, 1) / len(chosen)
-            rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (span.last - span.first) / len(chosen)
-        drop_tiles()
-        return {**rate, "read": read / max(X.bytes_read, 1)}
-
-
-@dataclass(frozen=True)
-class PredictJob(RankingJob):
-    """Row block by row block, tile by tile. max_rows: of a row block."""
+class PredictJob(CountingJob):
+    """Row block by row block, tile by tile; with a file for counts, an evaluation. max_rows: of a row block."""
 
     sizes: PredictPlan
     max_rows: int
 
+    @property
+    def key(self) -> str:
+        """The rows."""
+        return f"{'metrics' if self.counts else 'predict'}/{self.start}-{self.stop}"
+
     def run(self) -> Receipt:
-        """Predict."""
-        model, X = LinearWeights(self.model), Dataset(self.data).X_rows()
-        guide, bounded = Guide.of(model), takes_bounds(model, self.raw)
-        labels, scores = no_predictions(self.stop - self.start, self.k)
-        n_blocks = 0
-        matrices = [X, *filter_matrix(self.filtered)]
+        """Predict, and count; the receipt has the sum of the rows' AUC, exactly, 0 for a prediction."""
+        model, dataset = LinearWeights(self.model), Dataset(self.data)
+        guide, implied = Guide.of(model), ImpliedLabels.of(model)
+        read = [dataset.X_rows(), *([dataset.Y_rows()] if self.counts else [])]
+        matrices = [*read, *filter_matrix(self.filtered)]
         most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
-        for x, *filters in stream(matrices, most, self.start, self.stop, self.max_rows):
+        labels, scores = no_predictions(self.stop - self.start, self.k)
+        counts = np.zeros((3, model.n_labels if self.counts else 0), np.int32)
+        n_blocks = auc = 0
+        for x, *pairs in stream(matrices, most, self.start, self.stop, self.max_rows):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
-            terms = terms_of(guide, x, self.sizes.cache_bytes)
-            for span in self.sizes.tiles:  # in ascending order of classes
-                with use_tile(model, span, self.sizes, bounded) as tile:
-                    top_k(
-                        CSR.of(x), [classes_of(model, span, tile, guide, self.raw)], terms,
-                        Ranking(labels[mine], scores[mine]), filter_pairs(filters),
-                    )  # fmt: skip
-                del tile  # or it would stay beside the next one, uncounted
+            best, barred = Ranking(labels[mine], scores[mine]), filter_pairs(pairs[len(read) - 1 :])
+            if self.counts:
+                auc += self._count(guide, x, pairs[0], barred, best, counts)
+            else:
+                self._rank(guide, x, barred, best)
             if not self.raw:
-                best = Ranking(labels[mine], scores[mine])
-                lift_implied(ImpliedLabels.of(model), best, filter_pairs(filters), self.sizes.cache_bytes)
+                implied.lift(best, barred, self.sizes.cache_bytes)
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, scores)
-        return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}
+        if self.counts:
+            write_counts(Path(self.counts), counts)
+        return {"auc": auc, "bytes_read": sum(matrix.bytes_read for matrix in read), "row_blocks": n_blocks}
+
+    def _rank(self, guide: Guide, x: Block, barred: Labels, best: Ranking) -> None:
+        """Fold a row block into predictions."""
+        terms, bounded = guide.terms(x, self.sizes.cache_bytes), takes_bounds(guide.model, self.raw)
+        for span in self.sizes.tiles:  # in ascending order of classes
+            with use_classes(guide, span, self.sizes, bounded, self.raw) as classes:
+                top_k(CSR.of(x), [classes], terms, best, barred)
+            del classes  # or the tile would stay beside the next one, uncounted
+
+    def _count(self, guide: Guide, x: Block, y: Block, barred: Labels, best: Ranking, counts: NDArray[np.int32]) -> int:
+        """Fold a row block into predictions and counts; returns the sum of its rows' AUC.
+
+        It is scored twice. The first time, only rows with a true label in a tile are scored for it, for the scores of true
+        labels; the second time all are, for the top k and for how many classes exceed each true label.
+        """
+        true = Labels.of(y)
+        if len(barred.indptr):
+            true = Labels(*leave_out_labels(*true, *barred))
+        rows, terms = CSR.of(x), guide.terms(x, self.sizes.cache_bytes)
+        positives = np.empty(len(true.indices), np.float32)
+        for span in reversed(self.sizes.tiles):  # so that a cache that is too small holds what comes first below
+            with use_classes(guide, span, self.sizes) as classes:
+                score_positives(rows, true, classes, terms, positives)
+            del classes
+        threshold = self.decision.above
+        count_indices(true.indices, counts[TRUE])
+        count_indices(true.indices[positives > threshold], counts[HITS])
+        sort_rows(true.indptr, positives)
+        of_true, above = TrueScores(true.indptr, positives), np.zeros(x.n, np.int64)
+        for span in self.sizes.tiles:
+            with use_classes(guide, span, self.sizes) as classes:
+                count_above(rows, classes, terms, best, barred, of_true, threshold, counts[PREDICTED], above)
+            del classes
+        count_best(self.decision, *best, true, counts)
+        return auc_units(above, np.diff(true.indptr), counts.shape[1])
 
 
 @contextmanager
-def use_tile(model: LinearWeights, span: TileRange, sizes: PredictPlan, bounded: bool = False) -> Iterator[BoundedTile]:
-    """The tile of a range, from the cache or made. bounded: with bounds, if it is dense enough."""
-    cache = shared_cache(sizes.cache_bytes)
-    size = span.tile + bounds_bytes([span], model.n_features)
-    with cache.use((str(model.path), span, bounded), size, partial(_make_tile, model, span, bounded)) as tile:
-        yield tile
+def use_classes(
+    guide: Guide, span: TileRange, sizes: PredictPlan, bounded: bool = False, raw: bool = False
+) -> Iterator[TileClasses]:
+    """The classes of a range, their tile from the cache or made.
+
+    bounded: with bounds, if it is dense enough; raw: without calibration.
+    """
+    size = span.tile + bounds_bytes([span], guide.model.n_features)
+    key = (str(guide.model.path), span, bounded)
+    with shared_cache(sizes.cache_bytes).use(key, size, partial(tile_of, guide.model, span, bounded)) as tile:
+        yield classes_of(guide, span, tile, raw)
 
 
 def takes_bounds(model: LinearWeights, raw: bool = False) -> bool:
@@ -238,22 +220,19 @@ def takes_bounds(model: LinearWeights, raw: bool = False) -> bool:
 
     Bounds know nothing of calibrated scores, and too little of what rounding does to groups of very large weight.
     """
-    guide = GuideSizes.of(model)
-    light = guide is None or guide.weight <= _MOST_BOUNDED
-    return light and (raw or Calibration.of(model.path, model.attributes) is None)
+    return Guide.of(model).weight <= _MOST_BOUNDED and (raw or Calibration.of(model.path, model.attributes) is None)
 
 
-def classes_of(
-    model: LinearWeights, span: TileRange, made: BoundedTile, guide: Guide | None, raw: bool = False
-) -> TileClasses:
+def classes_of(guide: Guide, span: TileRange, made: BoundedTile, raw: bool = False) -> TileClasses:
     """The classes of a range, as kernels score them; raw: without calibration."""
-    by = calibration_of(model, span.first, span.last, raw)
-    groups = groups_of(guide, span.first, span.last)
+    by = calibration_of(guide.model, span.first, span.last, raw)
+    groups = guide.groups_of(span.first, span.last)
     scores = np.empty(len(made.tile.bias), np.float32)
     return TileClasses(span.first, span.last - span.first, made.tile, by, groups, made.bounds, scores)
 
 
-def _make_tile(model: LinearWeights, span: TileRange, bounded: bool) -> BoundedTile:
+def tile_of(model: LinearWeights, span: TileRange, bounded: bool) -> BoundedTile:
+    """The tile of a range. bounded: with bounds, if it is dense enough."""
     unit = model.unit_of(span.first)
     mine = slice(span.first - unit.first, span.last - unit.first)
     weights = model.unit_weights(unit)
@@ -275,16 +254,13 @@ def held_spans(model: LinearWeights) -> list[TileRange]:
 
 def held_needs(model: LinearWeights) -> dict[str, int]:
     """See `Model.held_needs`."""
-    guide, implied, spans = GuideSizes.of(model), ImpliedLabels.of(model), held_spans(model)
+    guide, spans, d = Guide.of(model), held_spans(model), model.n_features
     return {
-        "tiles": sum(span.tile for span in spans)
-        + (guide.tile if guide else 0)
-        + bounds_bytes(spans, model.n_features),
-        "implied labels": implied.nbytes if implied else 0,
-        "making tiles": 8 * max(guide.weights if guide else 0, *(span.weights for span in spans))
-        + 4 * model.n_features,
-        "classes": (20 + (guide.clusterings if guide else 0)) * model.n_labels,
-        "ranking": MIB + chunk_bytes(model.n_features) + HELD_ROWS * (guide.row_bytes if guide else 0),
+        "tiles": sum(span.tile for span in spans) + guide.tile + bounds_bytes(spans, d),
+        "implied labels": ImpliedLabels.of(model).nbytes,
+        "making tiles": 8 * max(guide.nnz, *(span.weights for span in spans)) + 4 * d,
+        "classes": (20 + guide.clusterings) * model.n_labels,
+        "ranking": MIB + chunk_bytes(d) + HELD_ROWS * guide.row_bytes,
     }
 
 
@@ -292,41 +268,42 @@ class HeldTiles:
     """All tiles of a model in memory, and what goes with their classes."""
 
     def __init__(self, model: LinearWeights) -> None:
-        guide = Guide.of(model)
-        self._groups = None if guide is None else partial(guide.terms_by, guide.make_tile())
-        bounded = takes_bounds(model)
-        self._classes = [classes_of(model, span, _make_tile(model, span, bounded), guide) for span in held_spans(model)]
-        implied = ImpliedLabels.of(model)
-        self._implied = None if implied is None else implied.read()
+        self._guide, bounded, implied = Guide.of(model), takes_bounds(model), ImpliedLabels.of(model)
+        self._groups = self._guide.make_tile() if self._guide.clusterings else None
+        self._classes = [classes_of(self._guide, span, tile_of(model, span, bounded)) for span in held_spans(model)]
+        self._implied = implied.read() if implied.pairs else None
 
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
-        terms = no_terms(x.n) if self._groups is None else self._groups(x)
         # other threads rank too
         own = [classes._replace(scores=np.empty_like(classes.scores)) for classes in self._classes]
-        top_k(CSR.of(x), own, terms, Ranking(labels, scores), filter_pairs([]))
+        best, barred = Ranking(labels, scores), filter_pairs([])
+        top_k(CSR.of(x), own, self._guide.terms_by(self._groups, x), best, barred)
         if self._implied is not None:
-            lift(self._implied, Ranking(labels, scores), filter_pairs([]))
+            lift(self._implied, best, barred)
 
 
 @dataclass
 class PredictRun(RankingRun):
-    """The jobs of one prediction by a model with weights by class."""
+    """The jobs of one prediction by a model with weights by class; with a folder for counts, of an evaluation."""
 
     model: LinearWeights
 
     def loop(self) -> Loop:
-        """One phase; returns bytes and row blocks."""
+        """One phase; returns bytes and row blocks, or the metrics."""
         drop_tiles()
-        n, least = self.dataset.n_samples, least_block(self.dataset, labels=False)
-        sizes = plan_predict(self.plan, self.model, n, self.k, bool(self.filtered), least=least)
+        n, evaluate = self.dataset.n_samples, self.folder is not None
+        pairs, least = evaluate or bool(self.filtered), least_block(self.dataset, labels=evaluate)
+        sizes = plan_predict(self.plan, self.model, n, self.k, pairs, self.of_labels, least)
         jobs = [
             PredictJob(
-                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out),
-                self.filtered, sizes, self.plan.cuts.rows, raw=self.raw,
+                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out), self.filtered, sizes,
+                self.plan.cuts.rows, raw=self.raw, decision=self.decision, counts=self.counts(start) if evaluate else "",
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip
-        receipts = yield Phase("predict", jobs, PREDICTING, (0.0, 1.0), twice=True)
+        receipts = yield Phase("evaluate" if evaluate else "predict", jobs, PREDICTING, (0.0, 1.0), twice=True)
         drop_tiles()
+        if evaluate:
+            return metrics_of(receipts, [Path(job.counts) for job in jobs], n, self.model.n_labels)
         return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.linear.evaluate import EvaluateRun
 from xmc_stream.linear.guide import GUIDE, write_guide
 from xmc_stream.linear.implied import IMPLIED
 from xmc_stream.linear.predict import PredictRun
@@ -69,7 +68,5 @@ class LinearWarmUp(WarmUp):
             finish_model(path / "model.partial", path / "model", model_attributes(dataset, "", {}, 0, made))
             model, plan = LinearWeights(path / "model"), MemoryPlan(2**40, 256 * MIB, 1)
             out = begin_predictions(path / "predictions", dataset.n_samples, dataset.n_labels, 2)
-            if self.evaluate:
-                run_here(EvaluateRun(model, dataset, 2, out, plan, folder=path).loop(), Notes())
-            else:
-                run_here(PredictRun(model, dataset, 2, out, plan).loop(), Notes())
+            folder = path if self.evaluate else None
+            run_here(PredictRun(model, dataset, 2, out, plan, folder=folder).loop(), Notes())

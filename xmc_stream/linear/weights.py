@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,22 +160,29 @@ def half_holds(values: Iterable[NDArray[np.float32]]) -> bool:
     return lost <= HALF_ROUNDS * total
 
 
+def hash_classes(
+    update: Callable[[Any], None], weights: SparseMatrix, bias: NDArray[np.float32], low: int, high: int
+) -> None:
+    """Hash the weights of columns [low, high) of a matrix (D x classes, csc), and their bias."""
+    update(np.diff(weights.ends(low, high)).astype("<i8").data)
+    update(bias[low:high].astype("<f4").data)
+    for block in weights.blocks(max(1 << 24, 16 * weights.shape[0]), low, high):  # a class always fits
+        update(block.indices.astype("<i8").data)
+        update(block.values.data)
+
+
 class LinearWeights(StoredModel):
     """A model that has weights for each class, by units."""
 
     def __init__(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
         super().__init__(path, attributes)
-        self.units = plain_units(self.n_labels)
-        if "units" in self.attributes:
-            self.units = self._wide_units(self.attributes["units"])
-
-    def _wide_units(self, starts: Any) -> list[Unit]:
+        starts = self.attributes.get("units", list(range(0, self.n_labels, UNIT)))  # said where some are wide
         whole = isinstance(starts, list) and all(type(start) is int and start % UNIT == 0 for start in starts)
         if not whole or starts[:1] != [0] or any(a >= b for a, b in itertools.pairwise([*starts, self.n_labels])):
             raise StoreError(
                 f"{self.path} does not say which classes its units have: the store is damaged; train again"
             )
-        return units_from(starts, self.n_labels)
+        self.units = units_from(starts, self.n_labels)
 
     def unit_of(self, label: int) -> Unit:
         """The unit that has a class."""

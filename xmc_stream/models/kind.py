@@ -64,13 +64,8 @@ class Kind(StoredModel, ABC):
         """Hash what scores depend on, in the order of the classes."""
 
     @abstractmethod
-    def run_of(self, evaluate: bool) -> type[RankingRun]:
-        """What makes the jobs of a prediction, or of an evaluation, which predicts too.
-
-        Parameters
-        ----------
-        evaluate : bool
-            Whether it is an evaluation.
+    def run_of(self) -> type[RankingRun]:
+        """What makes the jobs of a prediction, and, with a folder for counts, of an evaluation.
 
         Returns
         -------

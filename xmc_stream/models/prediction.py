@@ -162,7 +162,7 @@ class Asked:
             forecaster = model.forecaster(dataset, k, bool(self.filtered), evaluate, engine.once)
             refuse_unless_it_fits(Together(forecaster, beside), plan)
             work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
-            run = model.run_of(evaluate)(model, dataset, k, work, plan, self.filtered, *counted, raw=self.raw)
+            run = model.run_of()(model, dataset, k, work, plan, self.filtered, *counted, raw=self.raw)
             return work, engine.run(self._checked(run.loop()), Notes()), engine.peak
 
     def _checked(self, loop: Loop) -> Loop:

@@ -25,7 +25,7 @@ from xmc_stream.kernels.domains import LABEL_GROUPS
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.kernels.products import add_transposed, multiply
-from xmc_stream.linear.guide import GUIDE, Guide, GuideSizes, write_guide
+from xmc_stream.linear.guide import GUIDE, Guide, write_guide
 from xmc_stream.linear.kernels.dcd import new_scratch
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import LinearWeights, half_holds
@@ -359,9 +359,8 @@ def _halves(labels: NDArray[np.int64], along: NDArray[np.float64]) -> tuple[NDAr
 
 def takes_groups(model: LinearWeights, kept: int, new: int) -> bool:
     """Whether a model has groups that fit so many labels of its own and new ones."""
-    sizes = GuideSizes.of(model)
-    fits = sizes is not None and (sizes.clusterings, sizes.groups) == (CLUSTERINGS, GROUPS)
-    return fits and kept >= _LEAST_KEPT * (kept + new)
+    guide = Guide.of(model)
+    return (guide.clusterings, guide.groups) == (CLUSTERINGS, GROUPS) and kept >= _LEAST_KEPT * (kept + new)
 
 
 @dataclass(frozen=True)
@@ -387,12 +386,12 @@ class KeepGroupsJob:
         drop_tiles()
         dataset, model = Dataset(self.problem.data), LinearWeights(self.model)
         self.problem.plan.refuse_unless(group_needs(self.problem.plan, dataset), "groups of labels")
-        guide = Guide(model, GuideSizes.of(model))  # type: ignore[arg-type]  # see takes_groups
+        guide = Guide.of(model)
         n, X = dataset.n_labels, dataset.X_rows()
         found = matched(Path(self.match), n, 0, n)
         groups = _first_groups(n)
         kept = np.flatnonzero(found >= 0)
-        groups[:, kept] = guide.groups(0, model.n_labels)[:, found[kept]]
+        groups[:, kept] = guide.groups_of(0, model.n_labels)[:, found[kept]]
         block, bias = guide.weights().block(0, N_GROUPS), guide.bias()
         new = np.flatnonzero((found < 0) & (dataset.label_counts() > 0))
         if len(new):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.linear.guide import GUIDE
-from xmc_stream.linear.implied import IMPLIED, ImpliedJob, implied_attributes
+from xmc_stream.linear.implied import IMPLIED, ImpliedJob
 from xmc_stream.linear.weights import LinearWeights, finalise_key, starts_of, unit_path
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.ppdsparse.finalise import FinaliseJob, figures_of
@@ -248,4 +248,4 @@ class PPDSparseRun(Rounds):
         # alone: its lists may take all of the budget
         job = ImpliedJob(str(self.dataset.path), str(self.work / IMPLIED), self.plan)
         (found,) = yield Phase("implied labels", [job], gathers=True, twice=True)
-        return {IMPLIED: implied_attributes(found, margin)}
+        return {IMPLIED: {"margin": margin, "pairs": found["pairs"]}}
