@@ -25,7 +25,7 @@ from xmc_stream.linear.kernels.implied import lift
 from xmc_stream.linear.kernels.scores import NO_BOUNDS, TileClasses
 from xmc_stream.linear.kernels.topk import top_k
 from xmc_stream.linear.tiles import BoundedTile, TileRange, bounds_bytes, make_bounded, make_tile, widest
-from xmc_stream.linear.weights import LinearWeights
+from xmc_stream.linear.weights import LinearWeights, unit_of
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.calibration import Calibration
@@ -233,7 +233,7 @@ def classes_of(guide: Guide, span: TileRange, made: BoundedTile, raw: bool = Fal
 
 def tile_of(model: LinearWeights, span: TileRange, bounded: bool) -> BoundedTile:
     """The tile of a range. bounded: with bounds, if it is dense enough."""
-    unit = model.unit_of(span.first)
+    unit = unit_of(model.units, span.first)
     mine = slice(span.first - unit.first, span.last - unit.first)
     weights = model.unit_weights(unit)
     if (nnz := int(np.ptp(weights.ends(mine.start, mine.stop)))) != span.weights:

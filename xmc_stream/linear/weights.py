@@ -184,10 +184,6 @@ class LinearWeights(StoredModel):
             )
         self.units = units_from(starts, self.n_labels)
 
-    def unit_of(self, label: int) -> Unit:
-        """The unit that has a class."""
-        return unit_of(self.units, label)
-
     def unit_weights(self, unit: Unit) -> SparseMatrix:
         """Weights of a unit (D x classes, csc)."""
         weights = SparseMatrix(unit_path(self.path, unit) / "weights")
@@ -223,12 +219,12 @@ class LinearWeights(StoredModel):
     def parts(self, first: int, last: int) -> Iterator[tuple[Unit, int, int]]:
         """The units that have classes [first, last), and which of theirs these are, counted from their first."""
         while first < last:
-            unit = self.unit_of(first)
+            unit = unit_of(self.units, first)
             end = min(last, unit.last)
             yield unit, first - unit.first, end - unit.first
             first = end
 
     def classes(self, first: int, last: int) -> Block:
         """Weights of classes [first, last) of one unit."""
-        unit = self.unit_of(first)
+        unit = unit_of(self.units, first)
         return replace(self.unit_weights(unit).block(first - unit.first, last - unit.first), start=first)

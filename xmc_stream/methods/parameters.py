@@ -11,7 +11,7 @@ import math
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -186,7 +186,7 @@ class Parameters:
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """The default of each."""
-        return {declared.name: declared.default for declared in fields(cls) if declared.default is not MISSING}
+        return {declared.name: declared.default for declared in fields(cls)}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
