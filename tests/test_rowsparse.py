@@ -346,9 +346,9 @@ def test_tiles_that_do_not_stay_give_the_same_bits(tmp_path: Path) -> None:
         plan, folder = MemoryPlan(2**40, budget, 1), tmp_path / str(budget)
         folder.mkdir()
         out = begin_predictions(folder / "p", n, k, 5)
-        figures = run_here(model.run_of(True)(model, data, 5, out, plan, "", Decision(0.0), folder).loop(), Notes())
+        figures = run_here(model.run_of()(model, data, 5, out, plan, "", Decision(0.0), folder).loop(), Notes())
         begin_predictions(folder / "q", n, k, 5)
-        done = run_here(model.run_of(False)(model, data, 5, folder / "q.partial", plan).loop(), Notes())
+        done = run_here(model.run_of()(model, data, 5, folder / "q.partial", plan).loop(), Notes())
         finish_predictions(folder / "q.partial", folder / "q", {}, False)
         sizes = plan_rows(plan, model, n, 5)  # type: ignore[arg-type]
         found.append((figures, *Predictions(folder / "q").rows(0, n)))
