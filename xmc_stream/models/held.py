@@ -141,20 +141,19 @@ def _held(model: Model, execution: Execution) -> _Kept | None:
             return kept
         _kept.pop(model, None)
         del kept
-        from xmc_stream.models.model import compare, load_model
-
         limit = MemoryLimit.of(execution.memory_limit)
         MemoryLimit.kept(limit.limit, spare=True)  # what loading it frees goes back
         while True:
             stamp = _stamp(model)
             if stamp is None:
                 return None
-            now = load_model(model.path)
+            now = model.reopened()
             now.warm_up().run()
             needs = now.held_needs()
             if sum(needs.values()) > limit.budget() // _SHARE:
                 return None
-            compare(now)
+            for job in now.check_jobs():
+                job.run()
             held = now.hold()
             if stamp == _stamp(model):  # else it was replaced meanwhile
                 _kept[model] = _Kept(stamp, now, held, needs["ranking"])

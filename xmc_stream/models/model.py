@@ -357,6 +357,21 @@ class Model(Kind):
             f"{self.path} is a {self.kind} model, which selects no features: take a row-sparse model, as group lasso learns it"
         )
 
+    def reopened(self) -> Model:
+        """The model that stands at the path now.
+
+        Returns
+        -------
+        Model
+            Of whatever kind.
+
+        Raises
+        ------
+        StoreError
+            There is none any more.
+        """
+        return load_model(self.path)
+
 
 def load_model(path: str | Path) -> Model:
     """Open a trained model.
