@@ -68,6 +68,7 @@ class TileCache:
                     self._entries[key] = self._entries.pop(key)
                     entry.users += 1
                     return entry
+                del entry  # who waits keeps no tile that is dropped meanwhile
                 self._free.wait()
 
     def _make(self, entry: _Entry, make: Callable[[], Any]) -> None:
