@@ -21,7 +21,7 @@ from xmc_stream.evaluation.evaluate import evaluate
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration
-from xmc_stream.models.files import copy_model
+from xmc_stream.models.model import copy_model
 from xmc_stream.models.samples import texts_of
 from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.names import open_vectorizer

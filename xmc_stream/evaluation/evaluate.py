@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,11 +154,7 @@ def evaluate_with(
     check: bool = True,
 ) -> dict[str, Any]:
     """Compare what lies at a path with the true labels: see `evaluate`."""
-    try:
-        finite = threshold is None or math.isfinite(threshold)
-    except (TypeError, OverflowError):
-        finite = False
-    if not finite:
+    if threshold is not None and not (isinstance(threshold, int | float) and abs(threshold) <= sys.float_info.max):
         raise InputError(f"threshold must be a finite number. Got {threshold!r:.100}.")
     shared = execution.scratch(path, dataset.path) if is_model(path) else None
     limit = execution.limit([path, dataset.path], [shared] if shared else [])

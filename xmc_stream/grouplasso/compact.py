@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights, new_rows
-from xmc_stream.models.files import refuse_model
+from xmc_stream.models.model import refuse_model
 from xmc_stream.store.inventory import LOGS, SEAL
 from xmc_stream.store.model import CHUNK_BYTES, COMPACTED, LABEL_COUNTS, begin_model, finish_model
 from xmc_stream.store.names import SELECTED, n_converted, select_names, write_selection

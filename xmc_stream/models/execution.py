@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xmc_stream.errors import InputError, renaming
 from xmc_stream.store.remote import is_mirrored
 from xmc_stream.system.memory import MemoryLimit, available_threads
+from xmc_stream.system.progress import current
 
 if TYPE_CHECKING:
     from xmc_stream.runtime.engine import Engine
-    from xmc_stream.runtime.job import Job
+    from xmc_stream.runtime.job import Job, Loop
     from xmc_stream.runtime.plan import Cuts, MemoryPlan
 
 
@@ -126,6 +127,15 @@ def shared(execution: Execution) -> Iterator[Execution]:
 
     with one_client(execution.scheduler) as client:
         yield replace(execution, scheduler=client)
+
+
+def behind(name: str, checks: Sequence[Job], words: str, share: float, loop: Loop) -> Loop:
+    """A loop, behind a phase that compares what it reads with its checksums, from which nothing goes on. share: of the bar."""
+    from xmc_stream.runtime.job import Phase
+
+    yield Phase(name, checks, words, (0.0, share), twice=True, kept=False)
+    with current().part(share, 1.0):
+        return (yield from loop)
 
 
 @contextmanager

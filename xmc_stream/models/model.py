@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,17 +13,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.kind import Kind
+from xmc_stream.runtime.ledger import unfinished_run
 from xmc_stream.store.encoding import writing
-from xmc_stream.store.model import DECISION, KIND, StoredModel
-from xmc_stream.store.nodes import from_here, understood
+from xmc_stream.store.inventory import SEAL
+from xmc_stream.store.model import DECISION, KIND, StoredModel, is_model
+from xmc_stream.store.nodes import attributes_of, from_here, understood
+from xmc_stream.store.places import target_path
+from xmc_stream.store.remote import copy_file
 from xmc_stream.system.folders import kept_folder, removed_with
 
 if TYPE_CHECKING:
     import scipy.sparse
+
+    from xmc_stream.runtime.job import Receipt
+    from xmc_stream.runtime.ledger import Ledger
 
 
 KINDS = {
@@ -429,3 +438,27 @@ def _unpacked(files: Mapping[str, bytes]) -> Model:
         model = load_model(folder / "model")
     model.own(folder)
     return model
+
+
+def copy_model(source: Path, path: Path, overwrite: bool) -> None:
+    """Copy the files of a model. Raises InputError where something stands at `path`, StoreError where it cannot be written."""
+    from xmc_stream.runtime.making import COMMAND, STORE, make
+
+    def write(work: Path, ledger: Ledger) -> Receipt:
+        shutil.copytree(source, work / STORE, copy_function=copy_file)
+        return {}
+
+    identity = {COMMAND: "save", "model": attributes_of(source).get(SEAL)}
+    make(target_path(path), identity, write, lambda path: refuse_model(path, source, overwrite), anew=True)
+
+
+def refuse_model(path: Path, source: Path, overwrite: bool) -> None:
+    """Raise InputError where a model that is made of another one must not take this path."""
+    if path.absolute() == source.absolute():
+        raise InputError(f"{path} is the model itself: give another name")
+    if path.exists() and not (overwrite and is_model(path)):
+        raise InputError(f"{path} exists: give another name, or " + flags.OVERWRITE + " to replace a model")
+    if run := unfinished_run(path):
+        raise InputError(
+            f"{run} is a training that is not finished: finish it by its train command, remove it, or give another name"
+        )

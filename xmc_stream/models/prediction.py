@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.models.execution import Execution, advising, planned
+from xmc_stream.models.execution import Execution, advising, behind, planned
 from xmc_stream.models.held import check_k, rank, refuse_other_rows
 from xmc_stream.models.samples import are_texts, asked, converted, normalised
 from xmc_stream.models.written import STANDARD_OUTPUT, file_needs, is_file, write_file, write_standard_output
@@ -24,7 +24,7 @@ from xmc_stream.store.places import put_back, refuse_foreign_names, target_path
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 from xmc_stream.system.folders import temporary_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
-from xmc_stream.system.progress import current, working
+from xmc_stream.system.progress import working
 
 _COMMAND = "predict"
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes
@@ -32,7 +32,7 @@ _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums 
 if TYPE_CHECKING:
     from xmc_stream.models.decisions import Decision
     from xmc_stream.models.model import Model
-    from xmc_stream.runtime.job import Loop, Receipt
+    from xmc_stream.runtime.job import Receipt
     from xmc_stream.runtime.ledger import Ledger
     from xmc_stream.runtime.plan import Needs
 
@@ -163,18 +163,11 @@ class Asked:
             refuse_unless_it_fits(Together(forecaster, beside), plan)
             work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
             run = model.run_of()(model, dataset, k, work, plan, self.filtered, *counted, raw=self.raw)
-            return work, engine.run(self._checked(run.loop()), Notes()), engine.peak
-
-    def _checked(self, loop: Loop) -> Loop:
-        """A loop, behind the comparison of the model with its checksums."""
-        from xmc_stream.runtime.job import Phase
-
-        if not self.check:
-            return (yield from loop)
-        words = "comparing the model with its checksums"
-        yield Phase("check the model", self.model.check_jobs(), words, (0.0, _CHECKED), twice=True)
-        with current().part(_CHECKED, 1.0):
-            return (yield from loop)
+            loop = run.loop()
+            if self.check:
+                words = "comparing the model with its checksums"
+                loop = behind("check the model", model.check_jobs(), words, _CHECKED, loop)
+            return work, engine.run(loop, Notes()), engine.peak
 
 
 def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:

@@ -17,7 +17,7 @@ from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStrea
 from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
 from xmc_stream.methods.registry import method_of
 from xmc_stream.metrics import among
-from xmc_stream.models import Execution, Model, load_model, planned, predict_to
+from xmc_stream.models import Execution, Model, behind, load_model, planned, predict_to
 from xmc_stream.models.decisions import JUST_THE_BEST, LEAST_ROWS, HeldOut
 from xmc_stream.runtime.check import check_jobs, check_state_jobs
 from xmc_stream.runtime.engine import UNKEPT, Engine, environment_of, wait_for_interrupted
@@ -224,17 +224,14 @@ class Training:
             return result, max(engine.peak, peak_resident() if engine.in_process else 0)
 
     def _checked(self, loop: Loop) -> Loop:
-        """A loop, after a phase that compares what it reads with its checksums. Nothing goes on from that phase."""
-        task = self.task
-        if self.check:
-            checks = [
-                *check_jobs(task.dataset, self.method.reads_mask(task.parameters)),
-                *(task.warm_start.check_jobs() if task.warm_start is not None else ()),
-            ]
-            words = "comparing the data with their checksums"
-            yield Phase("check the data", checks, words, (0.0, _CHECKING), twice=True, kept=False)
-        with self.progress.part(_CHECKING if self.check else 0.0, 1.0):
-            return (yield from loop)
+        """A loop, behind the comparison of what it reads with its checksums, unless that is left out."""
+        task, start = self.task, self.task.warm_start
+        checks = [
+            *check_jobs(task.dataset, self.method.reads_mask(task.parameters)),
+            *(start.check_jobs() if start is not None else ()),
+        ]
+        words = "comparing the data with their checksums"
+        return behind("check the data", checks, words, _CHECKING, loop) if self.check else loop
 
     def _totals(self, ledger: Ledger, peak: int) -> dict[str, Any]:
         """Sums over the receipts of a run."""
