@@ -294,27 +294,3 @@ def test_the_folder_of_older_sources_goes(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert cache.folder.__wrapped__() == kept
     assert list(kept.parent.iterdir()) == [kept]
     assert other.exists()
-
-
-PROGRAM = """
-import atexit
-from xmc_stream.cli import main, program
-
-@main.command()
-def late():
-    atexit.register(lambda: print("put away"))
-    print("done")
-
-@main.command()
-def failing():
-    late.callback()
-    raise OSError("no")
-
-program()
-"""
-
-
-@pytest.mark.parametrize(("command", "code"), [("late", 0), ("failing", 1)])
-def test_a_program_calls_what_a_command_registered_for_the_end(command: str, code: int) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, command], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split("\n")) == (code, ["done", "put away", ""]), done.stderr

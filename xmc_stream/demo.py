@@ -338,8 +338,6 @@ def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, An
         say(predicted, "  predicted  ")
     tell(f"The files are in {folder}; README.txt there says what is what. To try next:")
     print(file=out)
-    if shutil.which("xmc-stream") is None and Path(sys.prefix, "bin", "activate").exists():
-        say(f"$ source {shlex.quote(str(Path(sys.prefix, 'bin', 'activate')))}")
     say(f"$ cd {shlex.quote(str(folder))}")
     for command, text in _NEXT:
         print(f"$ xmc-stream {command:50}# {text}", file=out, flush=True)
@@ -350,10 +348,7 @@ def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, An
 def run_step(command: str, folder: Path, out: TextIO) -> None:
     """Run a command of xmc-stream in a child process that finds its modules where this one does."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from xmc_stream.cli import main; main(prog_name='xmc-stream')"
-    try:
-        done = subprocess.run([sys.executable, "-c", code, *shlex.split(command)], cwd=folder, stdout=out, check=False)
-    except KeyboardInterrupt:
-        raise XmcStreamError("the demo was interrupted: give the same command to begin anew") from None
+    done = subprocess.run([sys.executable, "-c", code, *shlex.split(command)], cwd=folder, stdout=out, check=False)
     if done.returncode:
         raise XmcStreamError(
             f"`xmc-stream {command}` in {folder} ended with exit code {done.returncode}: put right what it says, then run "

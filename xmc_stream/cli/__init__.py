@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -19,8 +17,6 @@ _AGAIN = dict.fromkeys(
     ("train", "convert", "append", "tune", "copy"), "give the same command again, it goes on where it was"
 )
 _ANEW = "the same command begins anew"
-# libraries make some hundred thousand objects that stay: to look for garbage among them once takes 0.015 s of a start
-_OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
 class _OneLine(click.Group):
@@ -31,7 +27,6 @@ class _OneLine(click.Group):
     """
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:
-        gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
             with Signals(f"xmc-stream: {arguments[0]} was interrupted by {{}}: {_AGAIN.get(arguments[0], _ANEW)}"):
@@ -70,22 +65,6 @@ def program() -> None:
 
     BLAS has one thread there, as it has in jobs (`blas`): others wait at full speed for work when numpy is imported, which
     takes 0.1 s of a processor.
-
-    Where it ends well, all that was registered for the end since it began is called, and Python then does not put away a
-    million objects one by one: 0.12 s.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    ended_well = False
-
-    def leave() -> None:
-        if ended_well:
-            try:
-                sys.stdout.flush()
-                sys.stderr.flush()
-            except OSError:  # Python says it
-                return
-            os._exit(0)
-
-    atexit.register(leave)  # the first one is called last
     main()
-    ended_well = True

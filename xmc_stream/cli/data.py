@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, STORE, TARGET, common, executed, show, with_options
+from xmc_stream.cli.options import PATH, STORE, TARGET, common, executed, show, unescaped, with_options
 from xmc_stream.cli.text import TEXT, text_options
 from xmc_stream.system.memory import format_size
 from xmc_stream.system.progress import LOG
@@ -30,7 +30,7 @@ BESIDE = click.option(
 )  # fmt: skip
 CSV = (
     click.option(
-        "--delimiter", metavar="CHARACTER",
+        "--delimiter", type=unescaped, metavar="CHARACTER",
         help=r"CSV: what stands between columns, \t for a tab. [default: recognised: tab, comma, semicolon or |]",
     ),
     click.option("--quote", metavar="CHARACTER", help="CSV: what texts are put in, '' for nothing. [default: \"]"),
@@ -84,14 +84,8 @@ def reading(values: dict[str, Any]) -> dict[str, Any]:
         "skip": values.pop("on_error") == "skip",
         "sum_duplicates": values.pop("duplicates") == "sum",
         "drop_unseen": values.pop("unseen") == "drop",
-        "delimiter": delimiter_of(values.pop("delimiter")),
         **values,
     }
-
-
-def delimiter_of(word: str | None) -> str | None:
-    """The character that is meant on the command line."""
-    return "\t" if word == r"\t" else word
 
 
 @click.command()

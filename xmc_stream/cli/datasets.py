@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from xmc_stream.cli.options import PATH, SEED, STORE, TARGET, checked, common, executed, limited, plain, show
+from xmc_stream.cli.options import PATH, QUIET, SEED, STORE, TARGET, checked, common, executed, limited, plain, show
 from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.system.memory import format_size, peak_resident
@@ -17,7 +16,7 @@ from xmc_stream.system.memory import format_size, peak_resident
 if TYPE_CHECKING:
     from xmc_stream.store.inventory import StoredArrays
 
-_SHOWN = 20  # phases of a long training that are shown, from its beginning and as many from its end
+_SHOWN = 20  # lines of a long list that are shown, from its beginning and as many from its end
 
 
 @click.command()
@@ -81,25 +80,23 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     from xmc_stream.store.nodes import understood
     from xmc_stream.store.predictions import Predictions, is_predictions
 
-    def _under_way(path: Path) -> dict[str, Any] | None:
-        with understood(path):
-            return unfinished(path)
-
     if is_model(path):
         model = load_model(path)
         refuse_broken_seal(path)
-        for line in log_damage(path, model.attributes[LOGS]) if LOGS in model.attributes else ():
+        for line in log_damage(path, model.attributes.get(LOGS, {})):
             raise StoreError(f"{line}: the store is damaged; make it again")
         with understood(path):  # attributes and logs, which nothing has looked at
             report = {"kind": "model", **describe(model)}
             if digest:
                 report |= {"digest": model.digest(), **_of_arrays(model)}
             lines = _model_lines(report)
-    elif under_way := _under_way(path):
-        report = under_way
-        with understood(path):
-            lines = _model_lines(report) if "run" in report else _plain_lines(report)
-    elif is_predictions(path):
+        show(report, as_json, lines)
+        return
+    with understood(path):
+        if under_way := unfinished(path):
+            show(under_way, as_json, _model_lines(under_way) if "run" in under_way else _plain_lines(under_way))
+            return
+    if is_predictions(path):
         predictions = Predictions(path)
         report = {
             "kind": "predictions",
@@ -321,7 +318,7 @@ def export(
 @click.argument("source", type=STORE)
 @click.argument("target")
 @click.option("--overwrite", is_flag=True, help="Replace a store at TARGET, or half a copy of another one.")
-@click.option("-q", "--quiet", is_flag=True, help="No bar, and no lines but warnings and errors.")
+@QUIET
 @common
 def copy(source: Path, target: str, overwrite: bool, quiet: bool, as_json: bool, debug: bool) -> None:
     """Copy the dataset, model or predictions SOURCE to TARGET; each is a folder or a URL, as s3://bucket/train.xmc.
@@ -363,10 +360,7 @@ def _model_lines(report: dict[str, Any]) -> list[str]:
     """Attributes of a model and how its training went, for people."""
     run = report["run"]
     lines = [f"{name:16} {plain(value)}" for name, value in report.items() if name not in ("run", "history")]
-    history = [_history_line(done) for done in report.get("history", ())]
-    if len(history) > 2 * _SHOWN:
-        hidden = f"... {len(history) - 2 * _SHOWN:,} more (--json has them all)"
-        history = [*history[:_SHOWN], hidden, *history[-_SHOWN:]]
+    history = _shortened([_history_line(done) for done in report.get("history", ())])
     lines += [f"{'history' if n == 0 else '':16} {line}" for n, line in enumerate(history)]
     if not run["sessions"]:
         return lines
@@ -378,35 +372,27 @@ def _model_lines(report: dict[str, Any]) -> list[str]:
     lines.append(
         f"  {'phase':26}{'jobs':>7}{'seconds':>10}{'read':>10}{'a second':>10}{'resident':>10}{'private':>10}{'mapped':>10}"
     )
-    phases = run["phases"]
-    for number, phase in enumerate(phases):
-        if len(phases) > 2 * _SHOWN and _SHOWN <= number < len(phases) - _SHOWN:
-            if number == _SHOWN:
-                hidden = phases[_SHOWN:-_SHOWN]
-                seconds = sum(of["seconds"] for of in hidden)
-                lines.append(f"  ... {len(hidden):,} phases more, {seconds:,.1f} s together (--json has them all)")
-            continue
-        sizes = ("bytes_read", "bytes_per_second", "peak_resident", "peak_private", "peak_mapped")
-        lines.append(
-            f"  {phase['phase']:26}{phase['jobs']:7,}{phase['seconds']:10,.1f}"
-            + "".join(f"{format_size(phase[name]):>10}" for name in sizes)
-        )
-    return lines + _worker_lines(run["workers"])
-
-
-def _worker_lines(workers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each process did, where there were several: those that did most."""
-    if len(workers) < 2:
-        return []
-    lines = [f"  {'worker':26}{'jobs':>7}{'seconds':>10}{'read':>10}{'':10}{'resident':>10}"]
-    lines += [
-        f"  {of['process']:26}{of['jobs']:7,}{of['job_seconds']:10,.1f}{format_size(of['bytes_read']):>10}{'':10}"
-        f"{format_size(of['peak_resident']):>10}"
-        for of in sorted(workers, key=lambda of: -of["job_seconds"])[: 2 * _SHOWN]
-    ]
-    if len(workers) > 2 * _SHOWN:
-        lines.append(f"  ... {len(workers) - 2 * _SHOWN:,} workers more (--json has them all)")
+    sizes = ("bytes_read", "bytes_per_second", "peak_resident", "peak_private", "peak_mapped")
+    lines += _shortened([
+        f"  {phase['phase']:26}{phase['jobs']:7,}{phase['seconds']:10,.1f}"
+        + "".join(f"{format_size(phase[name]):>10}" for name in sizes)
+        for phase in run["phases"]
+    ])  # fmt: skip
+    if len(run["workers"]) > 1:
+        lines.append(f"  {'worker':26}{'jobs':>7}{'seconds':>10}{'read':>10}{'':10}{'resident':>10}")
+        lines += _shortened([
+            f"  {of['process']:26}{of['jobs']:7,}{of['job_seconds']:10,.1f}{format_size(of['bytes_read']):>10}{'':10}"
+            f"{format_size(of['peak_resident']):>10}"
+            for of in sorted(run["workers"], key=lambda of: -of["job_seconds"])
+        ])  # fmt: skip
     return lines
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    """Of many lines the beginning and the end."""
+    if len(lines) <= 2 * _SHOWN:
+        return lines
+    return [*lines[:_SHOWN], f"  ... {len(lines) - 2 * _SHOWN:,} more (--json has them all)", *lines[-_SHOWN:]]
 
 
 def _summary_lines(path: Path, report: dict[str, Any]) -> list[str]:

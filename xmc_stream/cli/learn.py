@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xmc_stream.cli.data import BESIDE, CSV, FORMAT, delimiter_of
+from xmc_stream.cli.data import BESIDE, CSV, FORMAT
 from xmc_stream.cli.options import (
     PATH,
     SEED,
+    SOLVER,
     STORE,
     TARGET,
-    Solver,
     checked,
     common,
     executed,
@@ -94,7 +94,7 @@ class _TrainCommand(click.Command):
 @click.command(cls=_TrainCommand)
 @click.argument("data", type=STORE)
 @click.argument("model", type=TARGET)
-@click.option("--solver", type=Solver(), default="ppdsparse", show_default=True, help="The method.")
+@SOLVER
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE",
     help="A parameter of the method, e.g. lam=0.01; none and true, false are words. All are listed below.",
@@ -258,7 +258,6 @@ def _of_rows(values: dict[str, Any]) -> dict[str, Any]:
     given = {
         **values,
         "text": text,
-        "delimiter": delimiter_of(values["delimiter"]),
         "header": values["header"] and None,
     }
     return {name: value for name, value in given.items() if value not in (None, ())}

@@ -42,8 +42,29 @@ class _Place(click.Path):
 PATH = _Place()
 STORE = _Place(stores=True)
 TARGET = _Place(made=True)
+SOLVER = click.option(
+    "--solver",
+    metavar="NAME",
+    default="ppdsparse",
+    show_default=True,
+    help="The method: a name that `train --help` lists.",
+)
 SEED = click.option(
     "--seed", type=click.IntRange(0, MOST_INT), default=0, help="Of all draws.  [default: 0; below 2^63]"
+)
+QUIET = click.option("-q", "--quiet", is_flag=True, help="No bar, and no lines but warnings and errors.")
+_LIMITED = (
+    click.option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="Peak resident memory, as 512MB or 4GiB. [default: what the process holds, and 3/4 of what is free]",
+    ),
+    click.option("-v", "--verbose", is_flag=True, help="A line for each phase."),
+    QUIET,
+)
+_EXECUTED = (
+    click.option("--threads", type=click.IntRange(1), help="Threads of this process. [default: all processors]"),
+    click.option("--scheduler", metavar="ADDRESS", help="A dask scheduler to run on. [default: this process]"),
 )
 
 
@@ -72,27 +93,12 @@ def limited(command: Callable[..., Any]) -> Callable[..., Any]:
         with seen(click.get_current_context().info_name or "", options.pop("verbose"), options.pop("quiet")):
             return command(*arguments, **options)
 
-    for option in (
-        click.option("-q", "--quiet", is_flag=True, help="No bar, and no lines but warnings and errors."),
-        click.option("-v", "--verbose", is_flag=True, help="A line for each phase."),
-        click.option(
-            "--memory-limit",
-            metavar="SIZE",
-            help="Peak resident memory, as 512MB or 4GiB. [default: what the process holds, and 3/4 of what is free]",
-        ),
-    ):
-        watched = option(watched)
-    return watched
+    return with_options(_LIMITED)(watched)
 
 
 def executed(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of commands that run jobs; none of them changes results."""
-    for option in (
-        click.option("--scheduler", metavar="ADDRESS", help="A dask scheduler to run on. [default: this process]"),
-        click.option("--threads", type=click.IntRange(1), help="Threads of this process. [default: all processors]"),
-    ):
-        command = option(command)
-    return limited(command)
+    return limited(with_options(_EXECUTED)(command))
 
 
 def checked(what: str) -> Callable[..., Any]:
@@ -103,6 +109,11 @@ def checked(what: str) -> Callable[..., Any]:
         show_default=True,
         help=f"Compare {what} with the checksums. Without, damage may go unseen into what is made.",
     )
+
+
+def unescaped(word: str) -> str:
+    """A tab or a newline for what a shell passes on in its place."""
+    return {r"\t": "\t", r"\n": "\n"}.get(word, word)
 
 
 def setting_of(text: str) -> tuple[str, Any]:
@@ -119,26 +130,6 @@ def value_of(word: str) -> Any:
         return json.loads({"none": "null", "inf": "Infinity"}.get(word.lower(), word.replace("True", "true")))
     except ValueError:
         return word
-
-
-class Solver(click.ParamType[str]):
-    """A method's name, of those that there are when the command runs."""
-
-    name = "solver"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """All of them."""
-        from xmc_stream.methods.registry import names
-
-        return f"[{'|'.join(names())}]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """A usage error for a name that is none."""
-        from xmc_stream.methods.registry import names
-
-        if value not in names():
-            self.fail(f"{value!r} is not one of {', '.join(names())}.", param, ctx)
-        return str(value)
 
 
 def show(report: dict[str, Any], as_json: bool, lines: list[str], err: bool = False) -> None:

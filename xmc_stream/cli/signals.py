@@ -27,7 +27,7 @@ class Signals:
 
     def __init__(self, line: str) -> None:
         self._line = line
-        self._number = self._again = 0
+        self._number = 0
         self._leaving = threading.Lock()
 
     def __enter__(self) -> Signals:
@@ -38,12 +38,10 @@ class Signals:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as of a command behind nohup or &
                 self._before[number] = signal.signal(number, self._arrived)
-        self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._wakeup = signal.set_wakeup_fd(
-            self._write
-        )  # written to at once, where the handler waits for the main thread
+        # written to at once, where the handler waits for the main thread
+        self._wakeup = signal.set_wakeup_fd(self._write)
         threading.Thread(target=self._watch, name="xmc-stream-signals", daemon=True).start()
         return self
 
@@ -54,7 +52,6 @@ class Signals:
             self._leave(self._number)
         if self._installed:
             signal.set_wakeup_fd(self._wakeup)
-            sys.unraisablehook = self._hook
             for number, handler in self._before.items():
                 signal.signal(number, handler)
             os.close(self._write)  # which ends the thread
@@ -64,22 +61,10 @@ class Signals:
             self._number = number
             raise Interrupted
 
-    def _unraisable(self, found: Any) -> None:
-        """Have the main thread told again where it was told in a place that nothing can be raised from (gc.callbacks)."""
-        if not issubclass(found.exc_type, Interrupted):
-            self._hook(found)
-            return
-        self._again, self._number = self._number, 0
-
     def _watch(self) -> None:
         got = os.read(self._read, 1)
         if got:
-            end = time.monotonic() + _SECONDS
-            while time.monotonic() < end:
-                time.sleep(0.05)
-                if self._again:
-                    number, self._again = self._again, 0
-                    signal.pthread_kill(threading.main_thread().ident or 0, number)
+            time.sleep(_SECONDS)
             self._leave(got[0])
         os.close(self._read)
 

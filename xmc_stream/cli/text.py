@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from xmc_stream.cli.options import unescaped
 from xmc_stream.errors import InputError
 
 if TYPE_CHECKING:
     from xmc_stream.convert.options import TextOptions
-
-_ESCAPES = {r"\t": "\t", r"\n": "\n"}  # as a shell passes them on
 
 TEXT_FIELDS = click.option(
     "--text-field", "text_fields", multiple=True, metavar="NAME",
@@ -29,7 +28,7 @@ TEXT = (
         help='Raw text: the field of the labels, "" for none. [default: target_ind, labels, label, ...]',
     ),
     click.option(
-        "--label-delimiter", metavar="TEXT",
+        "--label-delimiter", type=unescaped, metavar="TEXT",
         help=r"Raw text: what stands between labels in a string, \t for a tab. [default: the string is one label]",
     ),
     click.option("--label-lists", is_flag=True, help="Raw text: labels in a string are a list, as \"['a', 'b']\"."),
@@ -71,7 +70,6 @@ def text_options(values: dict[str, Any]) -> TextOptions | None:
         raise InputError(f"--ngrams {given['ngrams']}: write two numbers as 1,2") from None
     for name in ("min_df", "max_df"):
         given[name] = _count_or_share(f"--{name.replace('_', '-')}", given[name])
-    given["label_delimiter"] = _ESCAPES.get(given["label_delimiter"], given["label_delimiter"])
     if given["stop_words"] == "none":
         given["stop_words"] = None
     if given["token_pattern"] is None:

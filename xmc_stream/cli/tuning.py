@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import SEED, STORE, TARGET, Solver, checked, common, executed, setting_of, show, value_of
+from xmc_stream.cli.options import SEED, SOLVER, STORE, TARGET, checked, common, executed, setting_of, show, value_of
 from xmc_stream.errors import InputError
 from xmc_stream.system.memory import format_size
 
@@ -30,7 +30,7 @@ def _grid(words: tuple[str, ...]) -> dict[str, list[Any]] | None:
 @click.command()
 @click.argument("data", type=STORE)
 @click.argument("out", type=TARGET, required=False)
-@click.option("--solver", type=Solver(), default="ppdsparse", show_default=True, help="The method.")
+@SOLVER
 @click.option(
     "--grid", "grids", multiple=True, metavar="NAME=VALUE,...",
     help="Values of a parameter to try, e.g. lam=0.001,0.01,0.1; of several parameters all combinations. "
