@@ -1,11 +1,10 @@
 """y as users write it: classes, lists of labels, indicator matrices; as a matrix of ones, and what is predicted as y was.
 
-`fit`, `score` and `predict` go through here alone: `taken` reads y, and a `Target` knows what the labels are called.
+`fit`, `score` and `predict` go through here alone: `encoded` reads y, and a `Target` knows what the labels are called.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
 from itertools import chain, islice
 from numbers import Integral, Real
@@ -24,7 +23,7 @@ _UNKNOWN = "Unknown label type"  # as scikit-learn begins such a message
 _ALIKE = "labels in y must all be numbers, or all be strings"
 
 
-class Target(ABC):
+class Target:
     """How y was given. classes: what stands behind each label, by its number; words: its form, for messages.
 
     one: whether each row has one label; dense: whether what is predicted is an array (n x K).
@@ -41,30 +40,31 @@ class Target(ABC):
         """(K,)."""
         return self._classes
 
-    @abstractmethod
     def given(self, labels: NDArray[np.int64], counts: NDArray[np.int64]) -> Any:
         """Labels as y was given. labels: numbers, best first, row after row; counts: how many each row has."""
-
-    @abstractmethod
-    def ones(self, y: Any) -> sp.csr_matrix:
-        """What `taken` gave, as a matrix (n x K): a one for each label that is known, whatever it stands there for."""
-
-    @abstractmethod
-    def form(self, y: Any) -> Any:
-        """What `taken` gave, in the form of fit's y; None where it has another one."""
+        raise NotImplementedError
 
     def matrix(self, y: Any) -> sp.csr_matrix:
-        """A y like the one of fit as a matrix (n x K) of ones. Raises InputError where it is not like that one."""
-        formed = self.form(taken(y))
-        if formed is None:
-            raise InputError(f"y of fit was {self.words}, and this one is not: give it as fit had it")
-        return self.ones(formed)
+        """A y like the one of fit as a matrix (n x K) of ones. Raises InputError where it is not like that one.
 
-    def _refuse_other(self, labels: NDArray[Any]) -> None:
-        """Raise InputError for labels that can be none of the classes."""
-        mine, others = (_KINDS[array.dtype.kind] for array in (self.classes, labels))
-        if mine != others and len(labels):
+        One that is known counts, whatever it stands there for; others are left out.
+        """
+        ones, other = _read(y, isinstance(self, Lists))
+        if type(other) is not type(self):
+            raise InputError(f"y of fit was {self.words}, and this one is not: give it as fit had it")
+        return self._matched(ones, other)
+
+    def _matched(self, ones: sp.csr_matrix, other: Target) -> sp.csr_matrix:
+        """Ones of other classes as ones of these. Raises InputError for classes that can be none of these."""
+        if not len(other.classes):
+            return sp.csr_matrix((ones.shape[0], len(self.classes)), dtype=np.float32)
+        mine, others = (_KINDS[target.classes.dtype.kind] for target in (self, other))
+        if mine != others:
             raise InputError(f"labels in y are {others}, and those of fit were {mine}: give them as fit had them")
+        numbers = np.searchsorted(self.classes, other.classes).clip(max=len(self.classes) - 1)
+        known = self.classes[numbers] == other.classes
+        ones = ones[:, known]
+        return sp.csr_matrix((ones.data, numbers[known][ones.indices], ones.indptr), (ones.shape[0], len(self.classes)))
 
     def names(self) -> list[bytes]:
         """The classes as names of labels, in UTF-8; none where the numbers are their names."""
@@ -87,19 +87,6 @@ class Classes(Target):
         """An array of classes."""
         return self.classes[labels]
 
-    def form(self, y: Any) -> NDArray[Any] | None:
-        """An array (n,), of which (n, 1) is another way to write it."""
-        if isinstance(y, np.ndarray) and (y.ndim == 1 or y.shape[1] == 1):
-            return y.ravel()
-        return None
-
-    def ones(self, y: NDArray[Any]) -> sp.csr_matrix:
-        """A one for each row whose class is known."""
-        self._refuse_other(y)
-        codes = np.minimum(np.searchsorted(self.classes, y), len(self.classes) - 1)
-        known = self.classes[codes] == y
-        return _ones(codes[known], np.concatenate([[0], np.cumsum(known)]), len(self.classes))
-
 
 class Lists(Target):
     """y of n collections of labels."""
@@ -110,17 +97,6 @@ class Lists(Target):
         """Lists, best labels first."""
         named = iter(self.classes[labels].tolist())
         return [list(islice(named, n)) for n in counts.tolist()]
-
-    def form(self, y: Any) -> list[Any] | None:
-        """A list of collections."""
-        return y if isinstance(y, list) else None
-
-    def ones(self, y: list[Any]) -> sp.csr_matrix:
-        """A one for each label that is known. One that stands twice in a row counts once."""
-        self._refuse_other(_labels(y))
-        numbers = {label: i for i, label in enumerate(self.classes.tolist())}
-        rows = [sorted({numbers[label] for label in row if label in numbers}) for row in y]
-        return _ones(np.array(list(chain(*rows)), np.int64), np.cumsum([0, *map(len, rows)]), len(self.classes))
 
 
 class Indicator(Target):
@@ -138,28 +114,17 @@ class Indicator(Target):
 
     def given(self, labels: NDArray[np.int64], counts: NDArray[np.int64]) -> Any:
         """A CSR matrix, or an array where y was one."""
-        matrix = _ones(labels, np.concatenate([[0], np.cumsum(counts)]), self._n_labels).astype(self._dtype)
+        matrix = _ones(labels, counts, self._n_labels).astype(self._dtype)
         matrix.sort_indices()
         if not self.dense:
             return matrix
         array = matrix.toarray()
         return np.where(array == 0, self._dtype.type(-1), array) if self._signed else array
 
-    def form(self, y: Any) -> Any:
-        """A sparse matrix, or an array of two dimensions, also as lists."""
-        if isinstance(y, list):
-            return _array(y)
-        return y if y.ndim == 2 else None
-
-    def ones(self, y: Any) -> sp.csr_matrix:
-        """A one for each positive."""
-        if y.shape[1] != self._n_labels:
-            raise InputError(f"y has {y.shape[1]} columns, and the model {self._n_labels} labels")
-        return sp.csr_matrix(_positive(y), dtype=np.float32)
-
-    def names(self) -> list[bytes]:
-        """Columns have no other names."""
-        return []
+    def _matched(self, ones: sp.csr_matrix, other: Target) -> sp.csr_matrix:
+        if ones.shape[1] != self._n_labels:
+            raise InputError(f"y has {ones.shape[1]} columns, and the model {self._n_labels} labels")
+        return ones
 
 
 def encoded(y: Any) -> tuple[sp.csr_matrix, Target]:
@@ -167,25 +132,36 @@ def encoded(y: Any) -> tuple[sp.csr_matrix, Target]:
 
     Raises InputError where y is none of what `Estimator.fit` takes.
     """
+    ones, target = _read(y)
+    if target.one and len(target.classes) < 2:
+        raise InputError(f"y has 1 class, {target.classes[0]!r}: give rows of two classes or more")
+    if not len(target.classes):
+        raise InputError("y has no label in any row: there is nothing to learn")
+    return ones, target
+
+
+def _read(y: Any, lists: bool | None = None) -> tuple[sp.csr_matrix, Target]:
+    """y as a matrix (n x K) of ones, and how it was given. lists: whether lists of numbers are of labels; None: find out."""
     y = taken(y)
-    is_sparse: bool = sp.issparse(y)
-    if isinstance(y, list) and (array := _array(y)) is not None and _indicates(array):
-        y = array
-    target: Target
     if isinstance(y, list):
-        target = Lists(_labels(y))
-        if not len(target.classes):
-            raise InputError("y has no label in any row: there is nothing to learn")
-    elif is_sparse:
-        target = Indicator(y.shape[1], y.dtype, dense=False)
-    elif y.ndim == 2 and y.shape[1] > 1:
-        target = Indicator(y.shape[1], y.dtype, dense=True, signed=_is_signed(y))
-    else:
-        y = column_or_1d(y, warn=True)  # as scikit-learn says of (n, 1)
-        target = Classes(np.unique(y))
-        if len(target.classes) < 2:
-            raise InputError(f"y has 1 class, {target.classes[0]!r}: give rows of two classes or more")
-    return target.ones(y), target
+        array = None if lists else _array(y)
+        if array is None or (lists is None and not _indicates(array)):
+            classes = _labels(y)
+            numbers = {label: i for i, label in enumerate(classes.tolist())}
+            rows = [
+                sorted({numbers[label] for label in row}) for row in y
+            ]  # one that stands twice in a row counts once
+            indices = np.array(list(chain(*rows)), np.int64)
+            return _ones(indices, np.array(list(map(len, rows))), len(classes)), Lists(classes)
+        y = array
+    is_sparse: bool = sp.issparse(y)
+    if is_sparse or (y.ndim == 2 and y.shape[1] > 1):
+        ones = sp.csr_matrix(_positive(y), dtype=np.float32)
+        return ones, Indicator(y.shape[1], y.dtype, dense=not is_sparse, signed=not is_sparse and _is_signed(y))
+    classes, codes = np.unique(
+        column_or_1d(y, warn=lists is None), return_inverse=True
+    )  # as scikit-learn says of (n, 1)
+    return _ones(codes, np.ones(len(codes), np.int64), len(classes)), Classes(classes)
 
 
 def taken(y: Any) -> Any:
@@ -304,10 +280,8 @@ def _plain(items: list[Any]) -> NDArray[Any]:
 def _is_missing(item: Any) -> bool:
     try:
         return item is None or bool(item != item)  # NaN and NaT
-    except TypeError:  # NA of pandas has no truth value
-        return True
-    except ValueError:  # an array has several
-        return False
+    except (TypeError, ValueError):  # NA of pandas has no truth value, an array has several
+        return np.ndim(item) == 0
 
 
 def _refuse_unfit(labels: NDArray[Any]) -> None:
@@ -334,5 +308,7 @@ def _indicates(array: NDArray[Any]) -> bool:
     return _is_signed(array) or bool(((array == 0) | (array == 1)).all())
 
 
-def _ones(indices: NDArray[Any], indptr: NDArray[Any], n_columns: int) -> sp.csr_matrix:
-    return sp.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape=(len(indptr) - 1, n_columns))
+def _ones(indices: NDArray[Any], counts: NDArray[Any], n_columns: int) -> sp.csr_matrix:
+    """Ones in these columns, row after row. counts: how many each row has."""
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    return sp.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape=(len(counts), n_columns))
