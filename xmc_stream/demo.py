@@ -13,8 +13,6 @@ import json
 import os
 import re
 import shlex
-import shutil
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -141,11 +139,7 @@ def source_files(folder: Path) -> Iterator[tuple[Path, str, bool]]:
             if suffix != ".py" or not stem.isidentifier() or _LEFT_OUT.fullmatch(stem) or (private and not package):
                 continue
             path = Path(parent, name)
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_FILE_BYTES:
+            if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
                 yield path, ".".join(package if private else (*package, stem)), private and stem != "__init__"
 
 
@@ -263,6 +257,7 @@ def write_text_set(samples: Sequence[Sample], folder: Path) -> dict[str, Any]:
 
 def prepare_folder(folder: Path) -> None:
     """Make the folder, or remove what an earlier demo left in it. Raises InputError where it holds something else."""
+    from xmc_stream.store.encoding import remove_tree
     from xmc_stream.store.places import refuse_inside_store
 
     refuse_inside_store(folder.absolute())
@@ -274,11 +269,8 @@ def prepare_folder(folder: Path) -> None:
         if not readme.is_file() or not readme.read_bytes().startswith(_MARK.encode()):
             raise InputError(f"{folder} exists and is not from an earlier demo: give another folder, or an empty one")
         for name in _FILES.split():
-            for path in (folder / name, folder / f"{name}.partial"):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+            remove_tree(folder / name)
+            remove_tree(folder / f"{name}.partial")
     readme.write_text(_README, encoding="utf-8")
 
 

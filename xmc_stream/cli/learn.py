@@ -298,13 +298,7 @@ def evaluate(
     """
     from xmc_stream.evaluation.evaluate import evaluate as evaluate_predictions
 
-    pair: str | tuple[float, float] = propensity
-    if "," in propensity:
-        try:
-            a, b = map(float, propensity.split(","))
-        except ValueError:
-            raise InputError(f"--propensity {propensity}: write two numbers as 0.55,1.5, or a name") from None
-        pair = (a, b)
+    pair: Any = tuple(propensity.split(",")) if "," in propensity else propensity
     began = time.perf_counter()
     metrics = evaluate_predictions(
         predictions, data, train_data, ks, pair, filter=pairs, threshold=threshold, check=check,

@@ -34,15 +34,16 @@ _SCORE_BYTES = 20 + 8 + 4  # of a row and label: as they are ranked, and put int
 _WEIGHT_BYTES = 3 * (4 + 8)  # of a weight: as it is read, put together and turned
 
 
-def _has_probabilities(estimator: Any) -> bool:
-    """Whether scores can be made probabilities. Raises AttributeError, which says what to do, where they cannot."""
+def _calibration(estimator: Any) -> Calibration:
+    """What makes scores probabilities. Raises AttributeError, which says what to do, where there is none."""
     model = getattr(estimator, "model_", None)
-    if model is None or Calibration.learned(model.path, model.attributes) is None:
+    learned = None if model is None else Calibration.learned(model.path, model.attributes)
+    if learned is None:
         raise AttributeError(
             f"this {type(estimator).__name__} has no probabilities: fit with calibrate=0.1, which holds out a tenth of the "
             "rows to learn them from"
         )
-    return True
+    return learned
 
 
 class Fitted:
@@ -59,8 +60,7 @@ class Fitted:
     @property
     def classes_(self) -> NDArray[Any]:
         """The class, or the label, behind each number that `predict_topk` gives: (K,)."""
-        if not hasattr(self, "_target"):
-            raise AttributeError(f"this {type(self).__name__} is not fitted yet, it has no classes_")
+        self._refuse_unfitted("classes_")
         return self._target.classes
 
     def predict_topk(self, X: Any, k: int = 5) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -90,8 +90,7 @@ class Fitted:
         MemoryLimitError
             The memory limit cannot work.
         """
-        data = self._taken(X)
-        return self.model_.predict_topk(data, k, **self._how())
+        return self.model_.predict_topk(self._taken(X), k, **self._how())
 
     def predict(self, X: Any) -> Any:
         """The labels of each row, as y had them in `fit`.
@@ -154,7 +153,7 @@ class Fitted:
         scores = self._scores(X)
         return scores[:, 1] - scores[:, 0] if self._binary() else scores
 
-    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    @available_if(_calibration)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """How likely each label is right, after `fit` with `calibrate`: for few labels.
 
@@ -182,11 +181,8 @@ class Fitted:
             The memory limit cannot work.
         """
         model, scores = self.model_, self._scores(X)
-        calibration = Calibration.learned(model.path, model.attributes)
-        if calibration is None:  # it was dropped meanwhile
-            raise InputError(f"{model.path} has no calibration any more: fit again with calibrate=0.1")
         with np.errstate(over="ignore"):  # of labels without training rows
-            z = calibration.logits(scores, model.label_counts(0, model.n_labels), model.calibrated)
+            z = _calibration(self).logits(scores, model.label_counts(0, model.n_labels), model.calibrated)
             if not self._target.one:
                 return np.asarray(expit(z, out=z))
             z *= np.float32(model.attributes["calibration"].get(SHARPNESS, 1.0))
@@ -239,8 +235,7 @@ class Fitted:
         has `model_.factors()` in their place.
         """
         self._refuse_unfitted("coef_")
-        limit = MemoryLimit.of(self.memory_limit)
-        limit.check({"weights": _WEIGHT_BYTES * self.model_.nnz}, "reading coef_")
+        MemoryLimit.of(self.memory_limit).check({"weights": _WEIGHT_BYTES * self.model_.nnz}, "reading coef_")
         try:
             weights = sp.csr_matrix(self.model_.to_scipy().T)
         except InputError as error:
@@ -338,8 +333,8 @@ class Fitted:
     def _scores(self, X: Any) -> NDArray[np.float32]:
         """The scores of all labels (n, K)."""
         data, n = self._counted(X)
-        self._check_room(n, self.model_.n_labels, "a score for each", "take predict_topk for the best labels")
         n_labels = self.model_.n_labels
+        self._check_room(n, n_labels, "a score for each", "take predict_topk for the best labels")
         labels, scores = self.model_.predict_topk(data, n_labels, **self._how())
         found = np.empty((n, n_labels), np.float32)
         np.put_along_axis(found, labels, scores, axis=1)
