@@ -17,7 +17,7 @@ from xmc_stream.convert import convert
 from xmc_stream.convert.stored import stored
 from xmc_stream.errors import InputError, renaming
 from xmc_stream.estimators.fitted import Fitted
-from xmc_stream.estimators.rows import check_dataset, check_normalize, checked, is_on_disk, of_matrix
+from xmc_stream.estimators.rows import check_dataset, checked, is_on_disk, of_matrix
 from xmc_stream.estimators.targets import Indicator, Target, encoded
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Parameters
@@ -257,8 +257,12 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _checked(self) -> tuple[Parameters, Execution]:
         """Parameters of the method, and how it runs. Raises InputError for those that are out of range."""
         parameters = self.parameters()
-        seed_of(self.seed, type(self).__name__)
-        check_normalize(self.normalize, type(self).__name__)
+        name = type(self).__name__
+        seed_of(self.seed, name)
+        if not (self.normalize is None or (isinstance(self.normalize, str) and self.normalize in ("auto", "l2"))):
+            raise InputError(
+                f"The 'normalize' parameter of {name} must be one of 'auto', 'l2', or None. Got {self.normalize!r} instead."
+            )
         return parameters, Execution(**self._how())
 
     def _on_disk(self, X: Any, y: Any, scratch: Path, execution: Execution) -> tuple[Dataset, Target]:

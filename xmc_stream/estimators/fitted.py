@@ -23,7 +23,7 @@ from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration
 from xmc_stream.models.model import copy_model
 from xmc_stream.models.samples import texts_of
-from xmc_stream.store.dataset import Dataset, as_dataset
+from xmc_stream.store.dataset import as_dataset
 from xmc_stream.store.names import open_vectorizer
 from xmc_stream.store.remote import is_url
 from xmc_stream.system.memory import FEW_BYTES, MemoryLimit, format_size
@@ -60,7 +60,7 @@ class Fitted:
     @property
     def classes_(self) -> NDArray[Any]:
         """The class, or the label, behind each number that `predict_topk` gives: (K,)."""
-        self._refuse_unfitted("classes_")
+        check_is_fitted(self, "model_")
         return self._target.classes
 
     def predict_topk(self, X: Any, k: int = 5) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -90,7 +90,7 @@ class Fitted:
         MemoryLimitError
             The memory limit cannot work.
         """
-        return self.model_.predict_topk(self._taken(X), k, **self._how())
+        return self.model_.predict_topk(self._taken(X)[0], k, **self._how())
 
     def predict(self, X: Any) -> Any:
         """The labels of each row, as y had them in `fit`.
@@ -118,7 +118,7 @@ class Fitted:
         MemoryLimitError
             The memory limit cannot work.
         """
-        data, n = self._counted(X)
+        data, n = self._taken(X)
         if self._target.one:
             labels, _ = self.model_.predict_topk(data, 1, **self._how())
             return self._target.given(labels[:, 0], np.ones(n, np.int64))
@@ -234,7 +234,7 @@ class Fitted:
         more where there are groups of labels (PPDSparse's `guide`), implied labels or a calibration. A model of low rank
         has `model_.factors()` in their place.
         """
-        self._refuse_unfitted("coef_")
+        check_is_fitted(self, "model_")
         MemoryLimit.of(self.memory_limit).check({"weights": _WEIGHT_BYTES * self.model_.nnz}, "reading coef_")
         try:
             weights = sp.csr_matrix(self.model_.to_scipy().T)
@@ -245,7 +245,7 @@ class Fitted:
     @property
     def intercept_(self) -> NDArray[np.float32]:
         """The bias of each label: (K,); of two classes (1,). The least finite float32 for a label without training rows."""
-        self._refuse_unfitted("intercept_")
+        check_is_fitted(self, "model_")
         bias = np.maximum(self.model_.bias(), UNSEEN)
         return bias[1:2] - bias[:1] if self._binary() else bias
 
@@ -292,31 +292,22 @@ class Fitted:
     def _binary(self) -> bool:
         return self._target.one and self.model_.n_labels == 2
 
-    def _refuse_unfitted(self, name: str) -> None:
-        if not hasattr(self, "model_"):
-            raise AttributeError(f"this {type(self).__name__} is not fitted yet, it has no {name}")
-
-    def _taken(self, X: Any) -> Any:
-        """What the model is asked about: matrices checked, sparse ones as CSR."""
+    def _taken(self, X: Any) -> tuple[Any, int]:
+        """What the model is asked about, matrices checked, sparse ones as CSR; and the number of rows."""
         check_is_fitted(self, "model_")
         if isinstance(X, str) and not is_url(X) and not Path(X).is_dir():
             raise InputError(
                 f"X is {X[:40]!r}, and there is no dataset: give its path, or texts as a list, also a single one"
             )
         if is_on_disk(X):
-            return as_dataset(X)
+            dataset = as_dataset(X)
+            return dataset, dataset.n_samples
         if (texts := texts_of(X)) is None:
-            return checked(self, X, reset=False)
+            rows = checked(self, X, reset=False)
+            return rows, rows.shape[0]
         if open_vectorizer(self.model_.path) is None:
             raise InputError("X is texts, and fit had a matrix: give such a matrix, or fit with texts")
-        return texts
-
-    def _counted(self, X: Any) -> tuple[Any, int]:
-        """The same, and the number of rows."""
-        data = self._taken(X)
-        if isinstance(data, Dataset):
-            return data, data.n_samples
-        return data, data.shape[0] if hasattr(data, "shape") else len(data)
+        return texts, len(texts)
 
     def _check_room(self, n: int, k: int, what: str, cure: str) -> None:
         need = _SCORE_BYTES * n * k
@@ -332,7 +323,7 @@ class Fitted:
 
     def _scores(self, X: Any) -> NDArray[np.float32]:
         """The scores of all labels (n, K)."""
-        data, n = self._counted(X)
+        data, n = self._taken(X)
         n_labels = self.model_.n_labels
         self._check_room(n, n_labels, "a score for each", "take predict_topk for the best labels")
         labels, scores = self.model_.predict_topk(data, n_labels, **self._how())

@@ -72,14 +72,6 @@ def is_on_disk(X: Any) -> bool:
     return isinstance(X, Dataset | str | Path)
 
 
-def check_normalize(normalize: Any, name: str) -> None:
-    """Raise InputError for a value that the parameter `normalize` may not have."""
-    if normalize is not None and (not isinstance(normalize, str) or normalize not in ("auto", "l2")):
-        raise InputError(
-            f"The 'normalize' parameter of {name} must be one of 'auto', 'l2', or None. Got {normalize!r} instead."
-        )
-
-
 def of_matrix(X: Any, normalize: str | None) -> Literal["none", "l2"]:
     """How a conversion is to normalise the rows of a CSR matrix or an array: "l2" or "none"."""
     if normalize != "auto":
