@@ -162,10 +162,10 @@ def train(
 
 def _refuse_together(calibrate: float | None, given: Given | None, start: Model | None) -> None:
     """Raise InputError for options of `train` that contradict each other."""
-    if calibrate is not None and given is not None:
-        raise InputError("--calibrate does not go together with --sample-weight and --class-weight: leave out one")
-    if calibrate is not None and start is not None:
-        raise InputError("--calibrate and --warm-start do not go together: the start has seen the rows held out")
+    if calibrate is not None and (given is not None or start is not None):
+        raise InputError(
+            "--calibrate and --warm-start, --sample-weight or --class-weight do not go together: leave out --calibrate"
+        )
 
 
 def _of_calibration(about: dict[str, Any]) -> str:

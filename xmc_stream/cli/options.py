@@ -68,7 +68,7 @@ _EXECUTED = (
 )
 
 
-def with_options(options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+def with_options(options: Sequence[Callable[..., Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that adds options, in this order."""
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -217,8 +217,6 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """`fit`, with weights of the samples where a method takes them. how: keywords of `train`."""
         parameters, execution = self._checked()
         start = None if warm_start is None else as_model(warm_start)
-        if calibrate and start is not None:
-            raise InputError("calibrate and warm_start do not go together: the start has seen the rows held out")
         with (
             temporary_folder() as scratch,
             renaming({str(scratch / _ROWS): "X"}),
@@ -226,9 +224,10 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ):
             dataset, target = self._on_disk(X, y, scratch, execution)
             given = self._given(sample_weight, dataset, target)
-            if calibrate and given is not None:
+            if calibrate and (start is not None or given is not None):
                 raise InputError(
-                    "calibrate does not go together with sample_weight, or with weights of labels themselves: leave out one"
+                    "calibrate and warm_start, sample_weight or a class_weight of numbers do not go together: leave out "
+                    "calibrate"
                 )
 
             def trained(path: Path) -> tuple[Model, dict[str, Any]]:

@@ -57,7 +57,7 @@ class Target:
     def _matched(self, ones: sp.csr_matrix, other: Target) -> sp.csr_matrix:
         """Ones of other classes as ones of these. Raises InputError for classes that can be none of these."""
         if not len(other.classes):
-            return sp.csr_matrix((ones.shape[0], len(self.classes)), dtype=np.float32)
+            return _ones(np.empty(0, np.int64), np.zeros(ones.shape[0], np.int64), len(self.classes))
         mine, others = (_KINDS[target.classes.dtype.kind] for target in (self, other))
         if mine != others:
             raise InputError(f"labels in y are {others}, and those of fit were {mine}: give them as fit had them")
