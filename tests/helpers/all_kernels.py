@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from xmc_stream.factors.warmup import ScoreWarmUp
-from xmc_stream.grouplasso.predict_warmup import RowsWarmUp
-from xmc_stream.grouplasso.warmup import GroupLassoWarmUp
+from xmc_stream.grouplasso.method import GroupLassoWarmUp
+from xmc_stream.grouplasso.predict import RowsWarmUp
 from xmc_stream.linear.warmup import LinearWarmUp
 from xmc_stream.lowrank.warmup import LEMLWarmUp
 from xmc_stream.memoir.warmup import MEMOIRWarmUp

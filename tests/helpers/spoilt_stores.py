@@ -301,7 +301,7 @@ def load() -> None:
     import xmc_stream.evaluation.evaluate
     import xmc_stream.training.train  # noqa: F401
     from xmc_stream.factors.warmup import ScoreWarmUp
-    from xmc_stream.grouplasso.predict_warmup import RowsWarmUp
+    from xmc_stream.grouplasso.predict import RowsWarmUp
     from xmc_stream.linear.warmup import LinearWarmUp
     from xmc_stream.lowrank.warmup import LEMLWarmUp
     from xmc_stream.memoir.warmup import MEMOIRWarmUp

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.errors import InputError
+from xmc_stream.grouplasso.descent import Data, SegmentJob, Stage
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
-from xmc_stream.grouplasso.plan import gradient_parts, parts_of, plan_descent, plan_gradient, width_of
+from xmc_stream.grouplasso.plan import DescentPlan, gradient_parts, parts_of, plan_descent, plan_gradient, width_of
 from xmc_stream.grouplasso.run import GroupLassoRun, stages_of
+from xmc_stream.grouplasso.solver import order_of
 from xmc_stream.grouplasso.state import state_path
-from xmc_stream.grouplasso.warmup import GroupLassoWarmUp
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 from xmc_stream.store.dataset import Dataset
 
 _ROWS = 1 << 16  # whose labels are counted at a time
@@ -68,6 +70,25 @@ class GroupLassoForecaster(Forecaster):
             "seconds": round(seconds * (4 if windows else 1) / threads, 1),
             **({"threads": 1} if p.descends else {}),
         }
+
+
+@dataclass(frozen=True)
+class GroupLassoWarmUp(WarmUp):
+    """Train on a few rows: in memory, with columns in pieces and the array in a file, along the gradient."""
+
+    @property
+    def loads(self) -> str:
+        return "group lasso"
+
+    def load(self) -> None:
+        with a_few_rows() as dataset:
+            for algorithm in ("bcd-ls", "bcd-cst", "fista"):
+                p = GroupLassoParameters(algorithm=algorithm, max_passes=2)
+                train_a_few(GroupLassoRun, dataset, algorithm, p)
+                order_of(np.arange(3), p.draws, 0, 0, 0)
+                data = Data(str(dataset.path), str(dataset.path.with_name(f"{algorithm}.partial")), p, 0)
+                for entries, window in ((8, 0), (60, 60), (8, 8)) if p.descends else ():
+                    SegmentJob(data, Stage(0, 1e-3), 0, "", True, -1.0, DescentPlan(entries, window, False)).run()
 
 
 class GroupLassoMethod(Method):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,22 +10,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.grouplasso.compact import compact
-from xmc_stream.grouplasso.forecast import RowsForecaster
-from xmc_stream.grouplasso.predict import HeldRows, RowsRun, held_needs
-from xmc_stream.grouplasso.predict_warmup import RowsWarmUp
-from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights
+from xmc_stream.grouplasso.predict import (
+    BLOCK_ROWS,
+    MOST_CLASSES,
+    ROW_BYTES,
+    HeldRows,
+    RowsForecaster,
+    RowsRun,
+    RowsWarmUp,
+)
+from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights, new_rows
 from xmc_stream.models.kind import Checker, WeightArrays
-from xmc_stream.models.model import Model, compare
+from xmc_stream.models.model import Model, compare, refuse_model
 from xmc_stream.runtime.check import array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
-from xmc_stream.runtime.plan import Forecaster
+from xmc_stream.runtime.plan import MIB, Forecaster
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.inventory import LOGS, SEAL
+from xmc_stream.store.model import CHUNK_BYTES, COMPACTED, LABEL_COUNTS, begin_model, finish_model
+from xmc_stream.store.names import SELECTED, n_converted, select_names, write_selection
 from xmc_stream.store.places import target_path
+from xmc_stream.store.remote import copy_file
+from xmc_stream.system.memory import MemoryLimit
 
 if TYPE_CHECKING:
     import scipy.sparse
+
+    from xmc_stream.runtime.ledger import Ledger
+
+_COMMAND = "compact"
+# of the training: a compact model is not its outcome, and no training goes on from it
+_LEFT_OUT = ("format", "version", "identity", LOGS, SEAL, SELECTED)
 
 
 class RowSparseModel(RowSparseWeights, Model):
@@ -51,7 +68,7 @@ class RowSparseModel(RowSparseWeights, Model):
         """A model on disk that has the selected features alone: see `Model.compact`."""
         if check:
             compare(self)
-        compact(self, target_path(path), overwrite, memory_limit)
+        _compact(self, target_path(path), overwrite, memory_limit)
         return RowSparseModel(path)
 
     def to_scipy(self) -> scipy.sparse.csc_matrix:
@@ -76,7 +93,12 @@ class RowSparseModel(RowSparseWeights, Model):
 
     def held_needs(self) -> dict[str, int]:
         """All rows of W."""
-        return held_needs(self)
+        return {
+            "tiles": 4 * self.n_selected * self.n_labels,
+            "classes": 16 * self.n_labels,
+            "selected features": 10 * self.n_selected + 5 * MIB,
+            "ranking": BLOCK_ROWS * (4 * min(MOST_CLASSES, self.n_labels) + ROW_BYTES),
+        }
 
     def hold(self) -> HeldRows:
         """All rows of W."""
@@ -135,3 +157,43 @@ class RowSparseModel(RowSparseWeights, Model):
             by_class = np.ascontiguousarray(rows.block(0, rows.n, low, min(low + width, self.n_labels)).T)
             classes, places = np.nonzero(by_class)
             yield np.bincount(classes, minlength=len(by_class)), features[places], by_class[classes, places]
+
+
+def _compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: str | float | None) -> None:
+    """Write it: see `Model.compact`."""
+    from xmc_stream.runtime.making import COMMAND, STORE, make, refuse_all
+
+    def refuse(path: Path) -> None:
+        refuse_model(path, model.path, overwrite)
+
+    refuse_all([path], refuse, _COMMAND)
+    needs = {
+        "selected features": 5 * 8 * model.n_selected,
+        "rows": 2 * 4 * max(WINDOW, model.n_labels),
+        "writers": 2 * CHUNK_BYTES,
+    }
+    MemoryLimit.kept(memory_limit).check(needs, "compacting a model")
+
+    def write(work: Path, ledger: Ledger) -> Receipt:
+        _write_selected(model, work / "model", work / STORE)
+        return {}
+
+    make(path, {COMMAND: _COMMAND, "model": model.attributes.get(SEAL)}, write, refuse, anew=True)
+
+
+def _write_selected(model: RowSparseWeights, work: Path, path: Path) -> None:
+    begin_model(work)
+    with new_rows(work / ROWS, model.n_selected, model.n_labels) as writer:
+        for first, rows in model.rows.blocks():
+            writer.append(np.arange(first, first + len(rows)), rows)
+    select_names(model.path, work, model.rows.features())
+    if (model.path / LABEL_COUNTS).exists():
+        shutil.copytree(model.path / LABEL_COUNTS, work / LABEL_COUNTS, copy_function=copy_file)
+    kept = {name: value for name, value in model.attributes.items() if name not in _LEFT_OUT}
+    attributes = {
+        **kept,
+        "n_features": model.n_selected,
+        COMPACTED: {"of": model.path.name},
+        **write_selection(work, model.selected_features(), n_converted(model.attributes)),
+    }
+    finish_model(work, path, attributes)

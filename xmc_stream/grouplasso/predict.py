@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.grouplasso.kernels.rows import add_products
-from xmc_stream.grouplasso.rows import RowSparseWeights
+from xmc_stream.grouplasso.rows import ROWS, RowSparseWeights, new_rows
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.ranking import fold_top_k
@@ -29,7 +30,7 @@ from xmc_stream.models.runs import (
     RESULT_BYTES,
     CountingJob,
     CutIntoJobs,
-    RankingJob,
+    RankingForecaster,
     RankingRun,
     filter_matrix,
     filter_pairs,
@@ -37,18 +38,24 @@ from xmc_stream.models.runs import (
     no_predictions,
     rescaling_of,
 )
-from xmc_stream.runtime.job import Loop, Phase, Receipt
-from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt, run_here
+from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan, even_ranges
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, stream
-from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
+from xmc_stream.store.matrix import Block, stream, stream_bytes
+from xmc_stream.store.model import begin_model, finish_model, model_attributes
+from xmc_stream.store.predictions import CHUNK_ROWS, begin_predictions, write_predictions
 
-_WIDTH = 512  # classes of a tile, at most
+MOST_CLASSES = 512  # classes of a tile, at most
 _TILE = 8 * MIB
 _LEAST_TILE = MIB // 4
-_ROWS = 1024  # of a row block where no tile is read twice: their scores stay in a cache
+BLOCK_ROWS = 1024  # of a row block where no tile is read twice: their scores stay in a cache
 _LEAST_ROWS = 64
-_ROW = 40  # bytes of a row in a block beside its entries and scores
+ROW_BYTES = 40  # bytes of a row in a block beside its entries and scores
+# in a second, on one thread: guesses, for a time that is said to be about so long
+_MULTIPLY_ADDS = 2e9
+_SCORES = 5e8  # that are folded into the best k
+_BYTES = 1e9  # of weights that are read
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def plan_rows(
     pairs: rows have pairs beside X. held: bytes that each thread keeps for itself. least: of X in a row block.
     """
     t, n, n_labels = plan.threads, model.n_selected, model.n_labels
-    most = min(_WIDTH, plan.cuts.classes or _WIDTH)
+    most = min(MOST_CLASSES, plan.cuts.classes or MOST_CLASSES)
     width = max(last - first for first, last in even_ranges(n_labels, -(-n_labels // most)))
     total = 4 * n * n_labels
     shares = 2 if pairs else 1
@@ -98,14 +105,14 @@ def plan_rows(
         "selected features": t * 10 * n,
         "counts": t * held,
     }
-    smallest = {"tiles": min(total, max(_LEAST_TILE, 4 * width)), "scores": t * _LEAST_ROWS * (4 * width + _ROW)}
+    smallest = {"tiles": min(total, max(_LEAST_TILE, 4 * width)), "scores": t * _LEAST_ROWS * (4 * width + ROW_BYTES)}
     plan.refuse_unless({**fixed, **smallest, "row blocks": t * shares * LEAST_BLOCK}, f"predicting on {t} threads")
     left = plan.budget - sum(fixed.values())
-    keeps = total + t * (_ROWS * (4 * width + _ROW) + shares * 2 * MIB) <= left * 3 // 4
+    keeps = total + t * (BLOCK_ROWS * (4 * width + ROW_BYTES) + shares * 2 * MIB) <= left * 3 // 4
     tile = min(total, max(4 * width, min(_TILE, left // 4)))
     cache = total if keeps else max(tile, left // 4)
     share = (left - cache) // t
-    rows = min(_ROWS, share // 2 // (4 * width + _ROW)) if keeps else share // 2 // (4 * width + _ROW)
+    rows = min(BLOCK_ROWS, share // 2 // (4 * width + ROW_BYTES)) if keeps else share // 2 // (4 * width + ROW_BYTES)
     row_bytes = max(least, min(64 * MIB, share // (8 if pairs else 4)))
     n_chunks, at_once = -(-n_samples // CHUNK_ROWS), t * plan.processes
     of_results = max(1, share // 5 // (CHUNK_ROWS * k * RESULT_BYTES))
@@ -127,7 +134,7 @@ def rows_needs(
         "results": min(t * rows, n) * k * RESULT_BYTES,
         "tiles": min(sizes.cache_bytes, 4 * model.n_selected * model.n_labels),
         "selected features": t * 10 * model.n_selected,
-        "scores": t * min(rows, sizes.rows) * (4 * sizes.width + _ROW),
+        "scores": t * min(rows, sizes.rows) * (4 * sizes.width + ROW_BYTES),
         "row blocks": t * (min(sizes.row_bytes, int(of_block * 1.2)) + 2 * MIB),
         "counts of labels": t * held,
     }
@@ -150,17 +157,13 @@ class Scorer:
 
     def __init__(self, model: RowSparseWeights, sizes: RowsPlan, raw: bool) -> None:
         self._model, self._sizes, self._raw = model, sizes, raw
-        self._features = model.rows.features()
+        self.features = model.rows.features()
         self._blocks = class_blocks(model.n_labels, sizes.width)
         self._room = np.empty(sizes.rows * sizes.width, np.float32)
 
-    def kept(self, x: Block) -> CSR:
-        """See `kept`."""
-        return kept(x, self._features)
-
     def tiles(self, rows: CSR) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Final scores by ranges of classes: the first class, scores (rows x classes), gone when the next ones come."""
-        n, rows_of_w = len(rows.indptr) - 1, len(self._features)
+        n, rows_of_w = len(rows.indptr) - 1, len(self.features)
         for low, high in self._blocks:
             scores = self._room[: n * (high - low)].reshape(n, high - low)
             scores[:] = 0
@@ -180,57 +183,39 @@ class Scorer:
 
 
 @dataclass(frozen=True)
-class RowsJob(RankingJob):
-    """Row block by row block, class block by class block, tile by tile."""
+class RowsJob(CountingJob):
+    """Row block by row block, class block by class block, tile by tile; with a file for counts, an evaluation."""
 
     sizes: RowsPlan
 
-    def run(self) -> Receipt:
-        """Predict."""
-        X = Dataset(self.data).X_rows()
-        scorer = Scorer(RowSparseWeights(self.model), self.sizes, self.raw)
-        labels, best = no_predictions(self.stop - self.start, self.k)
-        matrices, n_blocks = [X, *filter_matrix(self.filtered)], 0
-        most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
-        for x, *filters in stream(matrices, most, self.start, self.stop, self.sizes.rows):
-            mine, pairs = slice(x.start - self.start, x.start - self.start + x.n), filter_pairs(filters)
-            for low, tile in scorer.tiles(scorer.kept(x)):
-                fold_top_k(tile, low, pairs, labels[mine], best[mine])
-            n_blocks += 1
-        write_predictions(Path(self.out), self.start, labels, best)
-        return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}
-
-
-@dataclass(frozen=True)
-class EvaluateRowsJob(CountingJob, RowsJob):
-    """As a RowsJob, and counts for metrics."""
+    @property
+    def key(self) -> str:
+        """The rows."""
+        return f"{'metrics' if self.counts else 'predict'}/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
-        """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
+        """Score, predict and count; the receipt of an evaluation has the sum of the rows' AUC, exactly."""
         dataset, model = Dataset(self.data), RowSparseWeights(self.model)
-        X, Y, scorer = dataset.X_rows(), dataset.Y_rows(), Scorer(model, self.sizes, self.raw)
+        scorer, read = Scorer(model, self.sizes, self.raw), [dataset.X_rows()]
         labels, best = no_predictions(self.stop - self.start, self.k)
-        counts = np.zeros((3, model.n_labels), np.int32)
-        matrices, n_blocks, auc = [X, Y, *filter_matrix(self.filtered)], 0, 0
+        if self.counts:
+            read.append(dataset.Y_rows())
+            counts = np.zeros((3, model.n_labels), np.int32)
+        matrices, n_blocks, auc = [*read, *filter_matrix(self.filtered)], 0, 0
         most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
-        for x, y, *filters in stream(matrices, most, self.start, self.stop, self.sizes.rows):
-            mine = slice(x.start - self.start, x.start - self.start + x.n)
-            tiles = partial(scorer.tiles, scorer.kept(x))
-            auc += fold_metrics(tiles, y, filter_pairs(filters), self.decision, labels[mine], best[mine], counts)
+        for x, *others in stream(matrices, most, self.start, self.stop, self.sizes.rows):
+            mine, pairs = slice(x.start - self.start, x.start - self.start + x.n), filter_pairs(others[len(read) - 1 :])
+            tiles = partial(scorer.tiles, kept(x, scorer.features))
+            if self.counts:
+                auc += fold_metrics(tiles, others[0], pairs, self.decision, labels[mine], best[mine], counts)
+            else:
+                for low, tile in tiles():
+                    fold_top_k(tile, low, pairs, labels[mine], best[mine])
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, best)
-        write_counts(Path(self.counts), counts)
-        return {"auc": auc, "bytes_read": X.bytes_read + Y.bytes_read, "row_blocks": n_blocks}
-
-
-def held_needs(model: RowSparseWeights) -> dict[str, int]:
-    """See `Model.held_needs`."""
-    return {
-        "tiles": 4 * model.n_selected * model.n_labels,
-        "classes": 16 * model.n_labels,
-        "selected features": 10 * model.n_selected + 5 * MIB,
-        "ranking": _ROWS * (4 * min(_WIDTH, model.n_labels) + _ROW),
-    }
+        if self.counts:
+            write_counts(Path(self.counts), counts)
+        return {"auc": auc, "bytes_read": sum(matrix.bytes_read for matrix in read), "row_blocks": n_blocks}
 
 
 class HeldRows:
@@ -240,13 +225,13 @@ class HeldRows:
         self._features = model.rows.features()
         self._tiles = [
             (low, model.rows.block(0, model.n_selected, low, high), rescaling_of(model, low, high))
-            for low, high in class_blocks(model.n_labels, _WIDTH)
+            for low, high in class_blocks(model.n_labels, MOST_CLASSES)
         ]
 
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
-        for first in range(0, x.n, _ROWS):
-            mine = slice(first, min(first + _ROWS, x.n))
+        for first in range(0, x.n, BLOCK_ROWS):
+            mine = slice(first, min(first + BLOCK_ROWS, x.n))
             rows = kept(x.lines(mine.start, mine.stop), self._features)
             for low, tile, by in self._tiles:
                 found = np.zeros((mine.stop - first, tile.shape[1]), np.float32)
@@ -268,16 +253,78 @@ class RowsRun(RankingRun):
         least = least_block(self.dataset, labels=folder is not None)
         sizes = plan_rows(self.plan, self.model, n, self.k, bool(self.filtered or folder), self.of_labels, least)
         about = str(self.model.path), str(self.dataset.path)
-        jobs: list[RowsJob] = []
-        for start, stop in sizes.ranges(n):
-            common = (*about, start, stop, self.k, str(self.out), self.filtered, sizes)
-            if folder:
-                counts = self.counts(start)
-                jobs.append(EvaluateRowsJob(*common, decision=self.decision, counts=counts, raw=self.raw))
-            else:
-                jobs.append(RowsJob(*common, raw=self.raw))
+        jobs = [
+            RowsJob(
+                *about, start, stop, self.k, str(self.out), self.filtered, sizes, raw=self.raw, decision=self.decision,
+                counts=self.counts(start) if folder else "",
+            )
+            for start, stop in sizes.ranges(n)
+        ]  # fmt: skip
         receipts = yield Phase("evaluate" if folder else "predict", jobs, PREDICTING, (0.0, 1.0), twice=True)
         drop_tiles()
         if folder:
-            return metrics_of(receipts, [Path(self.counts(job.start)) for job in jobs], n, n_labels)
+            return metrics_of(receipts, [Path(job.counts) for job in jobs], n, n_labels)
         return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}
+
+
+@dataclass(frozen=True)
+class RowsForecaster(RankingForecaster):
+    """See `Model.forecaster`."""
+
+    model: RowSparseWeights
+    filtered: bool
+
+    def sizes(self, plan: MemoryPlan) -> RowsPlan:
+        """See `RankingForecaster`."""
+        pairs, least = self.filtered or self.evaluate, least_block(self.dataset, self.evaluate)
+        return plan_rows(plan, self.model, self.dataset.n_samples, self.k, pairs, self.of_labels, least)
+
+    def reads_least(self, plan: MemoryPlan) -> bool:
+        """Whether every tile is read once."""
+        return self.sizes(plan).keeps_tiles
+
+    def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
+        """From the numbers of multiply-adds and scores, which the counts of the selected features tell exactly."""
+        model, dataset, sizes = self.model, self.dataset, self.sizes(plan)
+        matrices = (dataset.X_rows(), dataset.Y_rows()) if self.evaluate else (dataset.X_rows(),)
+        n_bytes = stream_bytes(matrices, sizes.ranges(dataset.n_samples))
+        times = 1 if sizes.keeps_tiles else (1 + self.evaluate) * sizes.row_blocks(dataset)
+        entries = int(dataset.feature_counts()[model.rows.features()].sum())
+        work = (entries / _MULTIPLY_ADDS + dataset.n_samples / _SCORES) * model.n_labels * (1 + self.evaluate)
+        work += times * 4 * model.n_selected * model.n_labels / _BYTES
+        return {
+            "passes": 1,
+            "row_blocks": sizes.row_blocks(dataset),
+            "bytes_read": n_bytes,
+            "bytes_streamed": n_bytes,
+            "bytes_gathered": 0,
+            "tiles_made": times,
+            "peak_parts": rows_needs(plan, model, dataset, self.k, sizes, self.of_labels),
+            "seconds": round(work / (plan.threads * plan.processes) + 0.5, 1),
+        }
+
+
+@dataclass(frozen=True)
+class RowsWarmUp(WarmUp):
+    """Predict a few rows, and evaluate a model on them."""
+
+    seconds = 12.0
+
+    @property
+    def loads(self) -> str:
+        return "row-sparse prediction"
+
+    def load(self) -> None:
+        with a_few_rows() as dataset:
+            path = Path(dataset.path).parent
+            begin_model(path / "model.partial")
+            shape = dataset.n_features, dataset.n_labels
+            with new_rows(path / "model.partial" / ROWS, *shape) as writer:
+                writer.append(np.arange(3), np.ones((3, dataset.n_labels), np.float32))
+            made = {"nnz": writer.nnz, "n_selected": writer.n_selected}
+            finish_model(path / "model.partial", path / "model", model_attributes(dataset, "", {}, 0, made))
+            # cut by classes, so that tiles are gathered
+            model, plan = RowSparseWeights(path / "model"), MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(classes=2))
+            for folder in (None, path):
+                out = begin_predictions(path / f"predictions-{folder is None}", dataset.n_samples, dataset.n_labels, 2)
+                run_here(RowsRun(model, dataset, 2, out, plan, folder=folder).loop(), Notes())
