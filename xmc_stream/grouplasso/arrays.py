@@ -37,34 +37,14 @@ class InMemory:
         """Make all of it zeros."""
         self.whole[:] = 0
 
-
-class FewLines:
-    """n lines of `width` values in memory, of which few are ever not zero: these stand one after another, as they came.
-
-    Memory is reserved for all of them, and becomes resident as they come.
-    """
-
-    def __init__(self, n: int, width: int) -> None:
-        self.n, self.width = n, width
-        self._lines, self._used = aligned_zeros((n, width)), 0
-        self._place = np.full(n, -1, np.int32)
-
     def take(self, lines: NDArray[np.int64]) -> Lines:
         """Copies of some lines."""
-        out, places = np.zeros((len(lines), self.width), np.float32), self._place[lines]
-        there = places >= 0
-        out[there] = self._lines[places[there]]
-        return out
+        return self.whole[lines]
 
     def put(self, lines: NDArray[np.int64], values: Lines) -> None:
-        """Replace some lines, each once."""
-        new = (self._place[lines] < 0) & values.any(axis=1)
-        n_new = int(np.count_nonzero(new))
-        self._place[lines[new]] = np.arange(self._used, self._used + n_new)
-        self._used += n_new
-        places = self._place[lines]
-        there = places >= 0
-        self._lines[places[there]] = values[there]
+        """Replace some lines, each once. Those that stay zeros are not written: their memory stays untouched."""
+        some = values.any(axis=1) | self.whole[lines].any(axis=1)
+        self.whole[lines[some]] = values[some]
 
 
 class InFile:
@@ -123,10 +103,10 @@ class InFile:
         os.truncate(self._fd, self.n * self._line)
 
 
-Matrix = FewLines | InFile
+Matrix = InMemory | InFile
 
 
-def rows_of(matrix: InMemory | InFile, step: int) -> Iterator[tuple[int, Any]]:
+def rows_of(matrix: Matrix, step: int) -> Iterator[tuple[int, Any]]:
     """Windows of so many lines: the first line's number, and the lines, which are kept as the caller leaves them."""
     for first in range(0, matrix.n, step):
         stop_if_unwanted()

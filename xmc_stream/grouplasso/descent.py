@@ -6,13 +6,13 @@ W. The array is scratch: what a kill leaves of it is not looked at. Where a segm
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.grouplasso.arrays import FewLines, InFile, InMemory, Matrix
+from xmc_stream.grouplasso.arrays import InFile, InMemory, Matrix
 from xmc_stream.grouplasso.columns import Columns, Targets
 from xmc_stream.grouplasso.extrapolation import LEAST, MOST_VALUES, Extrapolation
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
@@ -24,8 +24,6 @@ from xmc_stream.grouplasso.state import (
     LISTED,
     Progress,
     State,
-    as_progress,
-    said_of,
     state_path,
     write_state,
 )
@@ -131,10 +129,8 @@ class _Sweeps:
         self._dataset, n, d, k = dataset, dataset.n_samples, dataset.n_features, dataset.n_labels
         self._columns, self._targets = Columns(dataset, job.sizes.entries), Targets(dataset)
         width = width_of(k)
-        weights: Matrix = FewLines(d, width) if job.sizes.weights else InFile(job.data.scratch("weights"), d, width)
-        array: InMemory | InFile = (
-            InFile(job.data.scratch("array"), n, width) if job.sizes.window else InMemory(n, width)
-        )
+        weights: Matrix = InMemory(d, width) if job.sizes.weights else InFile(job.data.scratch("weights"), d, width)
+        array: Matrix = InFile(job.data.scratch("array"), n, width) if job.sizes.window else InMemory(n, width)
         stage = job.stage
         problem = problem_of(p, stage.lam, stage.ridge, n, k)
         nonzero, self._flags = np.zeros(d, np.bool_), np.zeros(d, np.uint8)
@@ -145,7 +141,7 @@ class _Sweeps:
             state.fill(weights)
             nonzero[state.features] = True
             if not job.begins:
-                self._progress, self._flags = as_progress(state.progress()), state.flags
+                self._progress, self._flags = Progress(**state.progress()), state.flags
                 if self._sweeps is not None:
                     self._sweeps.go_on(*state.swept(width))
         if job.begins:
@@ -189,7 +185,7 @@ class _Sweeps:
         flags = descent.active.astype(np.uint8) * ACTIVE | (self._flags & LISTED)
         parts = {"w": (descent.weights, np.flatnonzero(descent.nonzero))}
         swept = None if self._sweeps is None else self._sweeps.stored(descent.weights.width)
-        write_state(job.out, parts, self._dataset.n_labels, flags, said_of(progress), swept)
+        write_state(job.out, parts, self._dataset.n_labels, flags, asdict(progress), swept)
         for name in ("weights", "array"):
             job.data.scratch(name).unlink(missing_ok=True)
         n_selected = int(np.count_nonzero(descent.nonzero))

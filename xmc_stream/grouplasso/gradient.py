@@ -50,6 +50,11 @@ class _Part:
     last: int
 
     @property
+    def key(self) -> str:
+        """Never in a ledger: kind, stage, step, rows or features."""
+        return f"{type(self).__name__}/{self.stage.number}/{self.step}/{self.first}"
+
+    @property
     def _dataset(self) -> Dataset:
         return Dataset(self.data.path)
 
@@ -69,11 +74,6 @@ class ScoresJob(_Part):
     """Make the array's lines of rows [first, last) from a matrix W; the receipt has the losses of fixed runs of rows."""
 
     source: str
-
-    @property
-    def key(self) -> str:
-        """Never in a ledger: step, matrix, rows."""
-        return f"scores/{self.stage.number}/{self.step}/{self.source}/{self.first}"
 
     def run(self) -> Receipt:
         """Add up scores, column after column of X; threads share its rows, and what is read."""
@@ -123,11 +123,6 @@ class GradientJob(_Part):
 
     out: str
 
-    @property
-    def key(self) -> str:
-        """Never in a ledger: step, features."""
-        return f"gradient/{self.stage.number}/{self.step}/{self.first}"
-
     def run(self) -> Receipt:
         """Add up, window after window of the array's lines."""
         dataset, problem, out = self._dataset, self._problem(), self._matrix(self.out)
@@ -167,11 +162,6 @@ class StepJob(_Part):
     w: str
     out: str
 
-    @property
-    def key(self) -> str:
-        """Never in a ledger: step, length, features."""
-        return f"step/{self.stage.number}/{self.step}/{self.length}/{self.first}"
-
     def run(self) -> Receipt:
         """Step."""
         problem, run = self._problem(), feature_run(self._dataset)
@@ -198,11 +188,6 @@ class MomentumJob(_Part):
     before: str
     out: str
 
-    @property
-    def key(self) -> str:
-        """Never in a ledger: step, features."""
-        return f"momentum/{self.stage.number}/{self.step}/{self.first}"
-
     def run(self) -> Receipt:
         """Extrapolate."""
         w, before, out = map(self._matrix, (self.w, self.before, self.out))
@@ -219,11 +204,6 @@ class ChangeJob(_Part):
     """||s||^2 and s.y over rows [first, last), for s = w - w_before, y = g - g_before, in fixed runs of features."""
 
     names: tuple[str, str, str, str]
-
-    @property
-    def key(self) -> str:
-        """Never in a ledger: step, features."""
-        return f"change/{self.stage.number}/{self.step}/{self.first}"
 
     def run(self) -> Receipt:
         """Sum."""

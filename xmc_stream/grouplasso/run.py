@@ -69,7 +69,7 @@ class GroupLassoRun:
 
     def __post_init__(self) -> None:
         self._data = Data(str(self.dataset.path), str(self.work), self.parameters, self.seed)
-        self._said, self._constant, self._passes = "", 0.0, 0.0
+        self._constant = 0.0
 
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
@@ -114,20 +114,28 @@ class GroupLassoRun:
 
     def _stage(self, stage: Stage, state: str, first: float) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
         """Segments until the stage is done; returns the state that it leaves, and its last receipt."""
-        segments = self._descent if stage.debias or self.parameters.descends else self._gradient
-        begins, number, before = True, 0, state
-        self._passes = 0.0
+        begins, number, before, passes, said = True, 0, state, 0.0, ""
+        n_stages = len(stages_of(self.parameters))
+        doing = "debiasing" if stage.debias else f"descending at lam {stage.lam:g}"
+        name = "debias" if stage.debias else "train" if len(self.parameters.lams) == 1 else f"lam {stage.lam:g}"
         while True:
-            out, receipt = yield from segments(stage, number, before, begins, first)
+            job = self._segment(stage, number, before, begins, first)
+            # from where the stage is to its end, in the whole run; it may end before all of its passes
+            done = stage.number + min(1.0, passes / self.parameters.max_passes)
+            span = done / n_stages, (stage.number + 1) / n_stages
+            phase = Phase(name, [job], doing + said, span, unit="segment", number=number + 1)
+            if isinstance(job, StepsJob) and not job.small and self.ledger.get(job.key) is None:
+                phase = Phase(name, [StoreJob(job, (yield from job.loop()))], doing + said)
+            (receipt,) = yield phase
             zero = 1.0 - receipt["n_selected"] / self.dataset.n_features
-            self._passes = receipt["stage_passes"]
-            self._said = (
-                f" (pass {self._passes:.0f} of at most {self.parameters.max_passes}, objective {receipt['objective']:.6g}, "
+            passes = receipt["stage_passes"]
+            said = (
+                f" (pass {passes:.0f} of at most {self.parameters.max_passes}, objective {receipt['objective']:.6g}, "
                 f"{zero:.2%} of features left out)"
             )
             if before != state:
                 Path(before).unlink(missing_ok=True)
-            before, begins, number = out, False, number + 1
+            before, begins, number = str(job.out), False, number + 1
             if receipt["done"]:
                 return before, receipt
 
@@ -145,40 +153,9 @@ class GroupLassoRun:
         curvature = problem_of(self.parameters, 0.0, 0.0, d.n_samples, d.n_labels).curvature
         self._constant = max(curvature * sigma**2 / d.n_samples, LEAST_CURVATURE)
 
-    def _name(self, stage: Stage) -> str:
-        return "debias" if stage.debias else "train" if len(self.parameters.lams) == 1 else f"lam {stage.lam:g}"
-
-    def _words(self, stage: Stage) -> str:
-        doing = "debiasing" if stage.debias else f"descending at lam {stage.lam:g}"
-        return f"{doing}{self._said}"
-
-    def _span(self, stage: Stage) -> tuple[float, float]:
-        """From where the stage is to its end, in the whole run; it may end before all of its passes."""
-        n = len(stages_of(self.parameters))
-        return (stage.number + min(1.0, self._passes / self.parameters.max_passes)) / n, (stage.number + 1) / n
-
-    def _descent(
-        self, stage: Stage, number: int, before: str, begins: bool, first: float
-    ) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
-        """A segment of block coordinate descent, see `SegmentJob`. Returns the state that it leaves, and its receipt."""
-        sizes = plan_descent(self.plan, self.dataset, self.parameters)
-        job = SegmentJob(self._data, stage, number, before, begins, first, sizes)
-        words, span = self._words(stage), self._span(stage)
-        receipts = yield Phase(self._name(stage), [job], words, span, unit="segment", number=number + 1)
-        return str(job.out), receipts[0]
-
-    def _gradient(
-        self, stage: Stage, number: int, before: str, begins: bool, first: float
-    ) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
-        """Some steps along the gradient, see `StepsJob`."""
-        sizes = plan_gradient(self.plan, self.dataset)
-        job = StepsJob(self._data, stage, number, before, begins, first, sizes, self._constant)
-        receipt = self.ledger.get(job.key)
-        if receipt is None and not job.small:
-            made = yield from job.loop()
-            receipt = (yield Phase(self._name(stage), [StoreJob(job, made)], self._words(stage)))[0]
-        elif receipt is None:
-            words, span = self._words(stage), self._span(stage)
-            phase = Phase(self._name(stage), [job], words, span, unit="segment", number=number + 1)
-            receipt = (yield phase)[0]
-        return str(job.out), receipt
+    def _segment(self, stage: Stage, number: int, before: str, begins: bool, first: float) -> SegmentJob | StepsJob:
+        """A segment by block coordinate descent, which debiasing is too, or some steps along the gradient."""
+        common = self._data, stage, number, before, begins, first
+        if stage.debias or self.parameters.descends:
+            return SegmentJob(*common, plan_descent(self.plan, self.dataset, self.parameters))
+        return StepsJob(*common, plan_gradient(self.plan, self.dataset), self._constant)

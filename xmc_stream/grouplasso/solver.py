@@ -70,7 +70,7 @@ class Descent:
     columns: Columns
     targets: Targets
     weights: Matrix
-    array: InMemory | InFile
+    array: Matrix
     window: int
     nonzero: NDArray[np.bool_]
     active: NDArray[np.bool_]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +119,3 @@ class State:
             wide = np.zeros((len(features), weights.width), np.float32)
             wide[:, : self._n_labels] = rows
             weights.put(features, wide)
-
-
-def as_progress(said: Mapping[str, Any]) -> Progress:
-    """From what a state says."""
-    return Progress(**said)
-
-
-def said_of(progress: Progress) -> dict[str, Any]:
-    """For a state."""
-    return asdict(progress)
