@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.grouplasso.arrays import InFile
+from xmc_stream.grouplasso.arrays import InMemory, Matrix
 from xmc_stream.grouplasso.kernels.margins import Lines
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.store.dataset import Dataset
@@ -25,16 +25,15 @@ class Columns:
         self._buffer = Buffer(self.X, min(most, self.X.nnz))
         self._held: tuple[NDArray[np.int64], CSR] | None = None
 
-    def batches(self, order: NDArray[np.int64], columns: int, most: int | None = None) -> Iterator[tuple[int, int]]:
+    def batches(self, order: NDArray[np.int64], columns: int) -> Iterator[tuple[int, int]]:
         """Runs [first, last) of an order, of so many columns at most, whose entries may be in memory together.
 
         A column that has more entries is a run by itself.
         """
-        most = self.most if most is None else min(most, self.most)
         first = 0
         while first < len(order):
             ends = np.cumsum(self.counts[order[first : first + columns]])
-            last = first + max(int(np.searchsorted(ends, most, side="right")), 1)
+            last = first + max(int(np.searchsorted(ends, self.most, side="right")), 1)
             yield first, last
             first = last
 
@@ -45,10 +44,10 @@ class Columns:
             self._held = features.copy(), CSR(block.indptr, block.indices, block.values)
         return self._held[1]
 
-    def pieces(self, feature: int, most: int | None = None) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
+    def pieces(self, feature: int) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
         """A column in pieces: where each begins in it, rows and values."""
         at = 0
-        for rows, values in self.X.windows(feature, feature + 1, self.most if most is None else min(most, self.most)):
+        for rows, values in self.X.windows(feature, feature + 1, self.most):
             if values is not None:
                 yield at, rows, values
             at += len(rows)
@@ -84,10 +83,18 @@ class Targets:
 
 
 class Some:
-    """The lines of some rows (ascending) of a file, copied into `room`; `put` takes them back."""
+    """The lines of the array that entries of X are of, and the number of each entry's among them.
 
-    def __init__(self, targets: Targets, array: InFile, rows: NDArray[np.int64], room: NDArray[np.float32]) -> None:
-        self._targets, self._array, self._rows = targets, array, rows
+    Of an array in memory they are all lines, in place; of one in a file copies in `room`, which `put` takes back.
+    """
+
+    def __init__(self, targets: Targets, array: Matrix, indices: NDArray[Any], room: NDArray[np.float32]) -> None:
+        self._targets, self._array = targets, array
+        if isinstance(array, InMemory):
+            self.lines, self.numbers = targets.all(array.whole), indices
+            return
+        rows, self.numbers = targets.numbered(indices)
+        self._rows = rows
         begins = targets.indptr[rows]
         counts = targets.indptr[rows + 1] - begins
         ends = np.concatenate([[0], np.cumsum(counts)])
@@ -95,7 +102,9 @@ class Some:
         self.lines = Lines(array.take(rows, room), targets.active[rows], ends, targets.indices[at])
 
     def put(self, changed: NDArray[np.bool_] | None = None) -> None:
-        """Write back. changed: whether each was changed; all of them, if not said."""
+        """Write copies back. changed: whether each was changed; all of them, if not said."""
+        if isinstance(self._array, InMemory):
+            return
         places = None if changed is None else np.flatnonzero(changed)
         self._array.put(self._rows if places is None else self._rows[places], self.lines.values, places)
         self._targets.active[self._rows] = self.lines.active

@@ -127,7 +127,7 @@ class _Sweeps:
         self._job, p = job, job.data.parameters
         dataset = Dataset(job.data.path)
         self._dataset, n, d, k = dataset, dataset.n_samples, dataset.n_features, dataset.n_labels
-        self._columns, self._targets = Columns(dataset, job.sizes.entries), Targets(dataset)
+        self._columns, self._targets = Columns(dataset, job.sizes.batch), Targets(dataset)
         width = width_of(k)
         weights: Matrix = InMemory(d, width) if job.sizes.weights else InFile(job.data.scratch("weights"), d, width)
         array: Matrix = InFile(job.data.scratch("array"), n, width) if job.sizes.window else InMemory(n, width)
@@ -144,9 +144,11 @@ class _Sweeps:
                 self._progress, self._flags = Progress(**state.progress()), state.flags
                 if self._sweeps is not None:
                     self._sweeps.go_on(*state.swept(width))
+        listed = nonzero if stage.debias else self._columns.counts > 0
         if job.begins:
-            listed = nonzero if stage.debias else self._columns.counts > 0
             self._flags = listed.astype(np.uint8) * (ACTIVE | LISTED)
+        elif stage.debias:
+            listed = (self._flags & LISTED) > 0
         active = (self._flags & ACTIVE) > 0
         self._descent = Descent(
             problem, self._columns, self._targets, weights, array, max(1, job.sizes.window), nonzero, active
@@ -154,9 +156,7 @@ class _Sweeps:
         self._draws = p.draws
         self._shrinks = p.shrink
         self._longer, self._closer = (_LONGER, _CLOSER) if stage.debias else (1, 1.0)
-        self._all = np.flatnonzero(nonzero if stage.debias and job.begins else self._columns.counts > 0)
-        if stage.debias and not job.begins:
-            self._all = np.flatnonzero(self._flags & LISTED)
+        self._all = np.flatnonzero(listed)
         self._nnz = max(1, int(self._columns.counts[self._all].sum()))
 
     def run(self) -> Receipt:

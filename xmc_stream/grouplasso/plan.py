@@ -40,17 +40,10 @@ class DescentPlan:
     window: int
     weights: bool
 
-
-def descent_needs(dataset: Dataset, p: GroupLassoParameters) -> dict[str, int]:
-    """Bytes by component of what is always in memory."""
-    n, d = dataset.n_samples, dataset.n_features
-    return {
-        "labels": 8 * (n + 1) + 8 * dataset.Y_rows().nnz + 4 * n,
-        "features": _FEATURE_BYTES * d,
-        "rows met": 5 * n,
-        "windows and writers": _FIXED,
-        "extrapolation": min(BYTES, BYTES // MOST_VALUES * width_of(dataset.n_labels) * d) * p.extrapolates,
-    }
+    @property
+    def batch(self) -> int:
+        """Entries of a batch of columns: no more than the window has lines."""
+        return min(self.entries, self.window or self.entries)
 
 
 def window_line(dataset: Dataset) -> int:
@@ -61,15 +54,17 @@ def window_line(dataset: Dataset) -> int:
 
 def parts_of(dataset: Dataset, p: GroupLassoParameters, sizes: DescentPlan) -> dict[str, int]:
     """Bytes by component of a plan."""
-    width = width_of(dataset.n_labels)
-    array = window_line(dataset) * sizes.window if sizes.window else 4 * width * dataset.n_samples
+    width, n, d = width_of(dataset.n_labels), dataset.n_samples, dataset.n_features
+    array = window_line(dataset) * sizes.window if sizes.window else 4 * width * n
     entry = dataset.X_rows().entry_bytes + _ENTRY_BYTES
     return {
-        **descent_needs(dataset, p),
+        "labels": 8 * (n + 1) + 8 * dataset.Y_rows().nnz + 4 * n,
+        "features": _FEATURE_BYTES * d,
+        "rows met": 5 * n,
+        "windows and writers": _FIXED,
+        "extrapolation": min(BYTES, BYTES // MOST_VALUES * width * d) * p.extrapolates,
         "N x K array" + (", a window" if sizes.window else ""): array,
-        "W" + ("" if sizes.weights else ", a window"): 4
-        * width
-        * (dataset.n_features if sizes.weights else _WINDOW // width),
+        "W" + ("" if sizes.weights else ", a window"): 4 * width * (d if sizes.weights else _WINDOW // width),
         "entries of X": entry * sizes.entries,
     }
 
@@ -86,15 +81,12 @@ def plan_descent(plan: MemoryPlan, dataset: Dataset, p: GroupLassoParameters) ->
     smallest = DescentPlan(min(least, window), window, False)
     plan.refuse_unless(parts_of(dataset, p, smallest), "the group lasso")
 
-    def fits(sizes: DescentPlan) -> bool:
-        return sum(parts_of(dataset, p, sizes).values()) <= plan.budget
+    def total(sizes: DescentPlan) -> int:
+        return sum(parts_of(dataset, p, sizes).values())
 
-    best = smallest
-    for sizes in (DescentPlan(least, 0, True), DescentPlan(least, 0, False), DescentPlan(least, window, True)):
-        if fits(sizes):
-            best = sizes
-            break
-    left = plan.budget - sum(parts_of(dataset, p, best).values())
+    wished = DescentPlan(least, 0, True), DescentPlan(least, 0, False), DescentPlan(least, window, True)
+    best = next((sizes for sizes in wished if total(sizes) <= plan.budget), smallest)
+    left = plan.budget - total(best)
     entry = X.entry_bytes + _ENTRY_BYTES
     if best.window:  # a batch of columns has no more entries than the window has lines
         window = min(n, best.window + left // (line + entry))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.grouplasso.arrays import InFile, InMemory, Matrix, rows_of
+from xmc_stream.grouplasso.arrays import InFile, Matrix, rows_of
 from xmc_stream.grouplasso.columns import Columns, Some, Targets
 from xmc_stream.grouplasso.kernels.descent import (
     Problem,
@@ -80,23 +80,18 @@ class Descent:
         self._room = aligned_zeros((self.window if isinstance(self.array, InFile) else 0, self.array.width))
         self._batch = max(1, ROWS_BYTES // (4 * self.array.width))
 
-    @property
-    def _most(self) -> int | None:
-        """Entries of a batch: in a file, their rows fit into the window."""
-        return None if self.array.whole is not None else self.window
-
     def refresh(self) -> float:
         """Make the array anew from W, which takes out what rounding left there; returns the objective."""
         problem, array = self.problem, self.array
         array.clear()
         features, parts = np.flatnonzero(self.nonzero), [np.zeros(0)]
-        for first, last in self.columns.batches(features, self._batch, self._most):
+        for first, last in self.columns.batches(features, self._batch):
             some = features[first:last]
             rows = self.weights.take(some)
             parts.append(np.empty(len(some)))
             penalties(rows, problem, parts[-1])
             if self._is_long(some):
-                for _, at, values in self.columns.pieces(int(some[0]), self._most):
+                for _, at, values in self.columns.pieces(int(some[0])):
                     self._add(np.array([0, len(at)]), at, values, rows)
             else:
                 self._add(*self.columns.gather(some), rows)
@@ -108,23 +103,17 @@ class Descent:
     def _add(
         self, indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], rows: NDArray[np.float32]
     ) -> None:
-        array = self.array
-        if isinstance(array, InMemory):
-            add_scores(indptr, indices, data, 0, rows, array.whole)
-            return
-        lines, numbers = self.targets.numbered(indices)
-        values = array.take(lines, self._room)
-        add_scores(indptr, numbers, data, 0, rows, values)
-        array.put(lines, values)
+        some = Some(self.targets, self.array, indices, self._room)
+        add_scores(indptr, some.numbers, data, 0, rows, some.lines.values)
+        some.put()
 
     def _is_long(self, features: NDArray[np.int64]) -> bool:
         """Whether a batch is one column that must be read in pieces."""
-        most = self.columns.most if self._most is None else min(self._most, self.columns.most)
-        return len(features) == 1 and int(self.columns.counts[features[0]]) > most
+        return len(features) == 1 and int(self.columns.counts[features[0]]) > self.columns.most
 
     def visit(self, order: NDArray[np.int64], violation: NDArray[np.float64]) -> None:
         """Visit features in turn. violation (2,): the sum and the largest so far, see `grouplasso.kernels.descent.Visited`."""
-        for first, last in self.columns.batches(order, self._batch, self._most):
+        for first, last in self.columns.batches(order, self._batch):
             stop_if_unwanted()
             some = order[first:last]
             visited = Visited(violation, np.empty(len(some), np.bool_), np.empty(len(some), np.bool_))
@@ -139,20 +128,15 @@ class Descent:
         features, order = np.unique(some, return_inverse=True)
         columns = self.columns.gather(features)
         rows_of_w, at = self.weights.take(features), np.arange(len(features))
-        if isinstance(self.array, InMemory):
-            lines = self.targets.all(self.array.whole)
-            visit(order, columns, at, rows_of_w, self.problem, lines, self._sums, self._step, visited)
-        else:
-            rows, numbers = self.targets.numbered(columns.indices)
-            copied = Some(self.targets, self.array, rows, self._room)
-            moved = self.nonzero[features]
-            visit(
-                order, columns._replace(indices=numbers), at, rows_of_w, self.problem, copied.lines, self._sums, self._step,
-                visited,
-            )  # fmt: skip
+        copied, moved = Some(self.targets, self.array, columns.indices, self._room), self.nonzero[features]
+        visit(
+            order, columns._replace(indices=copied.numbers), at, rows_of_w, self.problem, copied.lines, self._sums,
+            self._step, visited,
+        )  # fmt: skip
+        if isinstance(self.array, InFile):
             moved[order[visited.active]] = True  # no other feature took a step
-            changed = np.zeros(len(rows), np.bool_)
-            changed[numbers[np.repeat(moved, np.diff(columns.indptr))]] = True
+            changed = np.zeros(len(copied.lines.values), np.bool_)
+            changed[copied.numbers[np.repeat(moved, np.diff(columns.indptr))]] = True
             copied.put(changed)
         self.weights.put(features, rows_of_w)
 
@@ -163,13 +147,9 @@ class Descent:
         w = self.weights.take(line)
         sums.g[:] = 0
         sums.h[:] = 0
-        for begin, rows, values in self.columns.pieces(feature, self._most):
-            if isinstance(self.array, InMemory):
-                lines, numbers = self.targets.all(self.array.whole), rows
-            else:
-                lines = Some(self.targets, self.array, rows, self._room).lines
-                numbers = np.arange(len(rows), dtype=np.int32)
-            add_gradient(problem.loss, 0, len(rows), -begin, numbers, values, lines, sums)
+        for begin, rows, values in self.columns.pieces(feature):
+            some = Some(self.targets, self.array, rows, self._room)
+            add_gradient(problem.loss, 0, len(rows), -begin, some.numbers, values, some.lines, sums)
             if problem.loss == LOGISTIC or not problem.search:
                 square = add_squares(values, square)
         propose(w[0], square, problem, sums, step)
@@ -186,15 +166,10 @@ class Descent:
 
     def _move_long(self, feature: int) -> float:
         above = 0.0
-        for _, rows, values in self.columns.pieces(feature, self._most):
-            if isinstance(self.array, InMemory):
-                lines = self.targets.all(self.array.whole)
-                above = move(self.problem.loss, 0, len(rows), rows, values, self._step.d, lines, self._sums, above)
-            else:
-                copied = Some(self.targets, self.array, rows, self._room)
-                numbers = np.arange(len(rows), dtype=np.int32)
-                above = move(
-                    self.problem.loss, 0, len(rows), numbers, values, self._step.d, copied.lines, self._sums, above
-                )
-                copied.put()
+        for _, rows, values in self.columns.pieces(feature):
+            some = Some(self.targets, self.array, rows, self._room)
+            above = move(
+                self.problem.loss, 0, len(rows), some.numbers, values, self._step.d, some.lines, self._sums, above
+            )
+            some.put()
         return above
