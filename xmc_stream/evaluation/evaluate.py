@@ -158,7 +158,12 @@ def evaluate_with(
         raise InputError(f"threshold must be a finite number. Got {threshold!r:.100}.")
     shared = execution.scratch(path, dataset.path) if is_model(path) else None
     limit = execution.limit([path, dataset.path], [shared] if shared else [])
-    pair = None if train is None else _propensity(train, dataset, propensity)
+    pair = _propensity(propensity)
+    if train is not None and train.n_labels != dataset.n_labels:
+        raise InputError(
+            f"{train.path} has {train.n_labels} labels and {dataset.path} has {dataset.n_labels}: "
+            "convert the test set with " + flags.LIKE + " and the training set"
+        )
     RankingMetrics(ks)  # refuses what cannot be
     with (
         working("evaluate", execution.progress) as bar,
@@ -184,7 +189,7 @@ def evaluate_with(
                 f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
             )
         weights = None
-        if train is not None and pair is not None:
+        if train is not None:
             weights = inverse_propensity(train.label_counts(), train.n_samples, *pair)
         metrics = RankingMetrics(ks, weights)
         pairs = SparseMatrix(filtered) if filtered else None
@@ -194,13 +199,8 @@ def evaluate_with(
     return {"n_samples": dataset.n_samples, **metrics.result(), **of_labels}
 
 
-def _propensity(train: Dataset, dataset: Dataset, propensity: tuple[float, float] | str) -> tuple[float, float]:
+def _propensity(propensity: tuple[float, float] | str) -> tuple[float, float]:
     """A and B. Raises InputError where there are none."""
-    if train.n_labels != dataset.n_labels:
-        raise InputError(
-            f"{train.path} has {train.n_labels} labels and {dataset.path} has {dataset.n_labels}: "
-            "convert the test set with " + flags.LIKE + " and the training set"
-        )
     if isinstance(propensity, str):
         if propensity not in PROPENSITY_PRESETS:
             raise InputError(
