@@ -117,9 +117,7 @@ def select_features(
     limit, out, dataset = MemoryLimit.kept(memory_limit), target_path(out), as_dataset(data)
     if out.absolute() == dataset.path.absolute():
         raise InputError(f"{out} is the dataset itself: give another name")
-    load_kernels(0, dataset.n_features, 0)  # what the run calls is there before the plan
-    ends, none = np.zeros(1, np.int64), np.empty(0, index_dtype(dataset.n_features))
-    keep_selected(ends, none, np.empty(0, np.float32), ends[:0], ends)
+    _load_kernels(dataset)
     budget, X = limit.budget(), dataset.X_rows()
 
     def needs(budget: int) -> dict[str, int]:
@@ -225,6 +223,13 @@ def _columns(ids: NDArray[np.int64], store: Dataset | Model) -> NDArray[np.int64
             "it was made from"
         )
     return columns
+
+
+def _load_kernels(dataset: Dataset) -> None:
+    """Load what the run calls: it is there before the plan."""
+    load_kernels(0, dataset.n_features, 0)
+    ends, none = np.zeros(1, np.int64), np.empty(0, index_dtype(dataset.n_features))
+    keep_selected(ends, none, np.empty(0, np.float32), ends[:0], ends)
 
 
 def _write_features(dataset: Dataset, columns: NDArray[np.int64], group: Group, budget: int) -> int:

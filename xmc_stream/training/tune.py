@@ -33,7 +33,7 @@ from xmc_stream.store.places import (
 )
 from xmc_stream.system.files import regular
 from xmc_stream.system.folders import temporary_folder
-from xmc_stream.system.memory import peak_resident
+from xmc_stream.system.memory import MemoryLimit, peak_resident
 from xmc_stream.system.progress import LOG, working
 from xmc_stream.training.plan import least_of_trainings
 from xmc_stream.training.train import train
@@ -169,13 +169,8 @@ def tune(
         if kept is not None and kept.exists() and not overwrite:
             found, resumed = _stored(kept, asked.identity, force), True
         else:
-            with (
-                least_of_trainings(dataset, settings, seed, execution),
-                bar.part(0.0, 1.0 if model is None else _COMPARED),
-            ):
-                if scheduler is None:  # else the limit is that of workers
-                    limit.check(comparing_needs(max(asked.ks), dataset, dataset), COMPARING)
-                found, resumed = asked.run(folder, overwrite)
+            with bar.part(0.0, 1.0 if model is None else _COMPARED):
+                found, resumed = _compared(asked, folder, limit, overwrite)
         said = found.pop("metric", None)
         about = {"solver": solver, "metric": metric, "fixed": fixed, "seed": seed, "held_out": held_out}
         report = {**about, **found, **_chosen(found["settings"], metric, solver, fixed, values)}
@@ -195,6 +190,15 @@ def tune(
         "memory_limit": limit.limit,
         "resumed": resumed,
     }
+
+
+def _compared(asked: Trials, folder: Path, limit: MemoryLimit, overwrite: bool) -> tuple[dict[str, Any], bool]:
+    """What the trials found, and whether a run went on."""
+    dataset, execution = asked.dataset, asked.execution
+    with least_of_trainings(dataset, asked.settings, asked.seed, execution):
+        if execution.scheduler is None:  # else the limit is that of workers
+            limit.check(comparing_needs(max(asked.ks), dataset, dataset), COMPARING)
+        return asked.run(folder, overwrite)
 
 
 def _tried(
