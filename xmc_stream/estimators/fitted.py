@@ -90,7 +90,8 @@ class Fitted:
         MemoryLimitError
             The memory limit cannot work.
         """
-        return self.model_.predict_topk(self._taken(X)[0], k, **self._how())
+        data, _ = self._taken(X)
+        return self.model_.predict_topk(data, k, **self._how())
 
     def predict(self, X: Any) -> Any:
         """The labels of each row, as y had them in `fit`.

@@ -1,4 +1,7 @@
-"""Models with a vector of weights for each class: score_k = w_k0 + sum_j w_kj x_j."""
+"""Models with a vector of weights for each class: score_k = w_k0 + sum_j w_kj x_j.
+
+What predicts and evaluates is imported when it is asked for: a training opens its model, and does neither.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.linear.forecast import PredictForecaster
 from xmc_stream.linear.guide import GUIDE, Guide
 from xmc_stream.linear.implied import IMPLIED, ImpliedLabels
 from xmc_stream.linear.kernels.denserows import MOST_FEATURES
-from xmc_stream.linear.predict import HeldTiles, PredictRun, held_needs
-from xmc_stream.linear.warmup import LinearWarmUp
 from xmc_stream.linear.weights import LinearWeights, hash_classes, unit_path
 from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model
@@ -27,6 +27,8 @@ from xmc_stream.store.model import UNIT
 
 if TYPE_CHECKING:
     import scipy.sparse
+
+    from xmc_stream.linear.predict import HeldTiles, PredictRun
 
 _WINDOW = 1 << 20  # items exported at a time
 
@@ -65,25 +67,35 @@ class LinearModel(LinearWeights, Model):
 
     def warm_up(self, evaluate: bool = False) -> Job:
         """Predict, or evaluate, a few rows by a few weights."""
+        from xmc_stream.linear.warmup import LinearWarmUp
+
         fours = self.n_features <= MOST_FEATURES
         return LinearWarmUp(evaluate, Guide.of(self).clusterings > 0, ImpliedLabels.of(self).pairs > 0, fours)
 
     def run_of(self) -> type[PredictRun]:
         """See `Kind`."""
+        from xmc_stream.linear.predict import PredictRun
+
         return PredictRun
 
     def held_needs(self) -> dict[str, int]:
         """All tiles."""
+        from xmc_stream.linear.predict import held_needs
+
         return held_needs(self)
 
     def hold(self) -> HeldTiles:
         """All tiles."""
+        from xmc_stream.linear.predict import HeldTiles
+
         return HeldTiles(self)
 
     def forecaster(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
     ) -> Forecaster:
         """By a probe of a few tiles and rows."""
+        from xmc_stream.linear.forecast import PredictForecaster
+
         return PredictForecaster(self, dataset, k, evaluate, filtered, once)
 
     def check_jobs(self) -> Sequence[Job]:

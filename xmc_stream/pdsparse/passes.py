@@ -173,8 +173,8 @@ class SegmentJob:
 
     def _too_many(self, what: str) -> MemoryLimitError:
         return MemoryLimitError(
-            f"{what}: raise {flags.MEMORY_LIMIT}, or have fewer active labels: a larger lam (now {self.tables.lam:g}) or a "
-            f"smaller C (now {self.data.parameters.C:g})"
+            f"{what}: raise " + flags.MEMORY_LIMIT + ", or have fewer active labels: a larger lam (now "
+            f"{self.tables.lam:g}) or a smaller C (now {self.data.parameters.C:g})"
         )
 
 

@@ -35,7 +35,7 @@ _PART = 32 * 2**20  # bytes of a plain file that are read apart from the rest, a
 _PARTS = 128  # of a file, at most
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE = 10
-Stamps = dict[Path, list[Any]]  # of paths: their `file_identity`
+Stamps = dict[Path, list[Any]]  # of paths: their `file_identity`, and the numbers of their files
 _streams: dict[Path, TextFile] = {}  # pipes whose beginning was looked at, until their reader claims them
 
 
@@ -376,8 +376,7 @@ def file_identity(path: Path) -> list[Any]:
     try:
         if path == STANDARD_INPUT or not (stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode)):
             return [str(path), os.urandom(16).hex()]
-        files = (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else (path,)
-        found = [file.stat() for file in files]
+        found = _statuses(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
     return [
@@ -385,10 +384,15 @@ def file_identity(path: Path) -> list[Any]:
     ]  # fmt: skip
 
 
+def _statuses(path: Path) -> list[os.stat_result]:
+    """Those of a file, or of the files in a folder."""
+    return [file.stat() for file in sorted(path.rglob("*")) if file.is_file()] if path.is_dir() else [path.stat()]
+
+
 def stamps(paths: Iterable[Path]) -> Stamps:
     """What tells that files, and folders of files, are not what they were; of pipes and what is not there nothing."""
     files = (path for path in paths if path != STANDARD_INPUT and (path.is_file() or path.is_dir()))
-    return {path: file_identity(path) for path in files}
+    return {path: [*file_identity(path), *(one.st_ino for one in _statuses(path))] for path in files}
 
 
 @contextmanager
