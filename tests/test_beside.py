@@ -23,7 +23,8 @@ from xmc_stream.convert.matrices import sides
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import PieceRows
 from xmc_stream.errors import InputError
-from xmc_stream.models import Execution, samples
+from xmc_stream.models import Execution
+from xmc_stream.models.samples import samples
 from xmc_stream.store.names import open_vectorizer
 
 N, D = 300, 9

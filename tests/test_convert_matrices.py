@@ -416,7 +416,7 @@ def test_bad_npz_files_end_in_one_line(tmp_path: Path) -> None:
         zipped("long", data=b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 10**5): "reading array header",
         zipped("deep", data=header("(" * 9000)): "save it again",
         zipped("words", data=header("{'descr': 1 +, ")): "save it again",
-        zipped("nothing", data=b""): "no .npy header",
+        zipped("nothing", data=b""): "magic string",
         zipped("type", data=shaped("(2,)", "'q99'")): "save it again",
         zipped("rest", data=shaped("(2,)") + b"1" * 99): "an array of shape (2,)",
         zipped("bzip2", zipfile.ZIP_BZIP2): "compression 12",

@@ -17,7 +17,8 @@ import xmc_stream as xs
 from xmc_stream.convert.formats import npz, string_classes
 from xmc_stream.convert.matrices import sides
 from xmc_stream.errors import InputError
-from xmc_stream.models import Execution, samples
+from xmc_stream.models import Execution
+from xmc_stream.models.samples import samples
 
 N, D = 300, 7
 CLASSES = np.array(["red", "blue é", "Zürich", "a"])

@@ -104,7 +104,7 @@ def killed(source: Path, target: Path, when: str, key: str) -> None:
     [
         ("libsvm", "before", "read/00000"), ("libsvm", "behind", "read/00003"), ("libsvm", "before", "write/Y/lengths"),
         ("libsvm", "behind", "write/X/data"), ("libsvm", "before", "whole"), ("libsvm", "behind", "whole"),
-        ("jsonl", "behind", "merge/words/0/0000-0000"), ("jsonl", "before", "weigh/00002"), ("jsonl", "behind", "whole"),
+        ("jsonl", "behind", "merge/words/0/0000"), ("jsonl", "before", "weigh/00002"), ("jsonl", "behind", "whole"),
     ],
 )  # fmt: skip
 def test_a_killed_conversion_goes_on(

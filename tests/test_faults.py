@@ -82,6 +82,32 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # signals and locks
 
 
+IN_A_CALLBACK = """
+import gc, os, signal, time
+from xmc_stream.cli.signals import Signals
+sent = []
+def callback(phase, info):
+    if not sent:
+        sent.append(os.kill(os.getpid(), signal.SIGINT))
+        time.sleep(0.01)  # where the handler runs
+with Signals("ended by {}"):
+    gc.callbacks.append(callback)
+    try:
+        gc.collect()
+        time.sleep(60)
+    finally:
+        print("put away", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_in_a_callback_that_swallows_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "put away\n", "ended by SIGINT\n")
+
+
 @pytest.mark.slow
 def test_a_process_that_was_stopped_for_long_goes_on(small: Path, tmp_path: Path) -> None:
     events = tmp_path / "m.partial" / "events.jsonl"

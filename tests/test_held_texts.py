@@ -20,8 +20,9 @@ from xmc_stream.convert.opening import taken_over
 from xmc_stream.convert.options import Like, TextOptions
 from xmc_stream.convert.tfidf.texts import TextRows
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.models import Execution, held, samples
+from xmc_stream.models import Execution, held
 from xmc_stream.models.prediction import predict_topk
+from xmc_stream.models.samples import samples
 from xmc_stream.store.names import new_names, new_vectorizer
 
 EXECUTION = Execution(LIMIT, 1)

@@ -297,7 +297,7 @@ def test_rows_are_read_across_windows(window: int, tmp_path: Any, monkeypatch: p
         line += 1 + body.count("\n")
     path.write_text("\n".join(json.dumps({"text": body}) for body in bodies), newline="")
     found = []
-    for block in JsonLines(TextRange(path)).read(2**12, {}, ("text",)):
+    for block in JsonLines(TextRange(path)).read(2**12, {}, TextOptions(text_fields=("text",), label_field="")):
         assert (block.status == SOUND).all()
         found += texts_of(block.texts(0, len(block.status), np.zeros(1, np.int64)))
     assert found == bodies

@@ -17,7 +17,8 @@ from helpers.commands import cli_command, environment
 import xmc_stream as xs
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.models import Execution, samples
+from xmc_stream.models import Execution
+from xmc_stream.models.samples import samples
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.names import new_names
 from xmc_stream.store.predictions import Predictions

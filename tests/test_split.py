@@ -185,10 +185,14 @@ def test_a_split_that_was_killed_between_its_names_is_done_again(tmp_path: Path)
     """As the parts of a tuning: with one part alone, whatever is left in the work folders."""
     X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
     data = xs.convert(X, tmp_path / "d.xmc", labels=X)
-    parts = tmp_path / "in" / "train.xmc", tmp_path / "in" / "valid.xmc"
+    parts = tmp_path / "in" / "train.xmc", tmp_path / "in" / "held.xmc"
 
     def ask() -> bool:
-        return split_once(data, *parts, 0.2, 0, None, True)
+        """Whether they are split anew."""
+        before = [part.stat().st_ino for part in parts if part.exists()]
+        made = split_once(data, tmp_path / "in", 0.2, 0, None, True)
+        assert tuple(part.path for part in made) == parts
+        return [part.stat().st_ino for part in parts] != before
 
     assert (ask(), ask()) == (True, False)
     whole = [xs.open_dataset(part).fingerprint for part in parts]
@@ -199,4 +203,4 @@ def test_a_split_that_was_killed_between_its_names_is_done_again(tmp_path: Path)
             (work_folder(part) / LOCK).touch()
         assert ask()
         assert [xs.open_dataset(part).fingerprint for part in parts] == whole
-        assert sorted(path.name for path in parts[0].parent.iterdir()) == ["train.xmc", "valid.xmc"]
+        assert sorted(path.name for path in parts[0].parent.iterdir()) == ["held.xmc", "train.xmc"]

@@ -55,13 +55,10 @@ def flipped(file: Path, at: int, bit: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--no-check",), ("--solver=pdsparse",), ("--solver=leml", "--set", "rank=2")])
 def test_a_bit_of_indptr(data: Path, options: tuple[str, ...]) -> None:
-    """The probe of the plan once read whatever it pointed to."""
+    """The probe of the plan once read whatever it pointed to. That of LEML reads no rows."""
     flipped(data / "X/rows/indptr/c/0", 8 * 150 + 3, 6)
-    for command in (
-        ("train", data, data.with_name("m"), *options),
-        ("plan", "train", data, data.with_name("m"), *options),
-    ):
-        line = refused(*command)
+    for before in ((), ("plan",))[: 1 + ("--solver=leml" not in options)]:
+        line = refused(*before, "train", data, data.with_name("m"), *options)
         assert str(data / "X/rows") in line
         assert "damaged" in line
 

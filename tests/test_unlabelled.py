@@ -15,7 +15,8 @@ from scipy import sparse
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
-from xmc_stream.models import Execution, samples
+from xmc_stream.models import Execution
+from xmc_stream.models.samples import samples
 
 N, D, K = 200, 30, 6
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from xmc_stream.cli import data, datasets, learn, tuning
-from xmc_stream.cli.signals import ended_by_signals
+from xmc_stream.cli.signals import Signals
 from xmc_stream.errors import XmcStreamError
 
 _AGAIN = dict.fromkeys(
@@ -29,9 +29,7 @@ class _OneLine(click.Group):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
-            with ended_by_signals(
-                f"xmc-stream: {arguments[0]} was interrupted by {{}}: {_AGAIN.get(arguments[0], _ANEW)}"
-            ):
+            with Signals(f"xmc-stream: {arguments[0]} was interrupted by {{}}: {_AGAIN.get(arguments[0], _ANEW)}"):
                 return super().main(arguments, *rest, **{**kwargs, "standalone_mode": False})
         except click.ClickException as error:
             hint = (

@@ -35,6 +35,7 @@ _PART = 32 * 2**20  # bytes of a plain file that are read apart from the rest, a
 _PARTS = 128  # of a file, at most
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE = 10
+_FEW = 2**16  # bytes of lines that are taken one by one: each is an object of its own
 Stamps = dict[Path, list[Any]]  # of paths: their `file_identity`, and the numbers of their files
 _streams: dict[Path, TextFile] = {}  # pipes whose beginning was looked at, until their reader claims them
 
@@ -310,7 +311,7 @@ def numbered_lines(path: Path, longest: int) -> Iterator[tuple[int, bytes]]:
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} cannot be read (it is a folder, pipe or device, and no file): check the name")
-    with TextRange(path).open(Buffers(_READ, 2 * longest)) as file:
+    with TextRange(path).open(Buffers(_FEW, 2 * longest)) as file:
         for window in file.windows():
             lines = window.tobytes().split(b"\n")
             if not lines[-1]:
