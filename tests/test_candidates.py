@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -131,3 +133,21 @@ def test_the_best_of_very_many(tmp_path: Path) -> None:
         passing = (scores > threshold) | ((scores == threshold) & (np.arange(n) <= last_tie))
         assert np.array_equal(np.flatnonzero(passing), np.sort(order[:room]))
     assert select_threshold(found_by, 5, n) == (-np.inf, -1)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="open files are listed in /proc")
+def test_no_file_stays_open_between_reads(tmp_path: Path) -> None:
+    """A job has opened what many searches found: all their files at once would be more than a process may have."""
+    path = tmp_path / "f"
+    found_by = [write(path, 0, [{1: 0.5, 3: 2.0}, {2: 1.0}], [1], 0, 4).open(N)]
+
+    def held() -> int:
+        return sum(Path(f"/proc/self/fd/{fd}").resolve() == path.resolve() for fd in os.listdir("/proc/self/fd"))
+
+    for _ in range(2):
+        assert read_candidates(found_by, 0, 2, N, np.array([9, 9]))[1].tolist() == [1, 3, 2]
+        assert held() == 0
+        assert [rows.tolist() for rows, _ in candidate_windows(found_by, 1)] == [[2]]
+        assert held() == 0
+    found_by[0].of_classes("counts", 0, 2)
+    assert held() > 0

@@ -6,6 +6,7 @@ the whole tells (sizes, the base of the ids, names); and puts the pieces togethe
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,7 @@ class Settled:
     folders: dict[str, Path] = field(default_factory=dict)
 
 
-class Source:
+class Source(ABC):
     """A recognised, opened input, of which no rows are read yet.
 
     files: all that are read; attributes: what is known of it before, for the dataset; identity: what tells this input
@@ -91,23 +92,23 @@ class Source:
         self.attributes: dict[str, Any] = {}
         self.overhead: dict[str, int] = {}
 
-    def load_kernels(self) -> None:
+    def load_kernels(self) -> None:  # noqa: B027 (some call none)
         """Compile or load what the parts call, so that the memory of it is there before the plan."""
 
+    @abstractmethod
     def fit(self, room: int) -> int:
         """Choose the size of a part's buffers for `room` bytes; returns what one part takes at most, more if it must."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parts(self) -> list[Part]:
         """The parts, in the order of their rows; after `fit`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
         """What all parts tell together; may yield further phases of jobs, which write under `work`.
 
         Raises InputError where parts contradict the header or each other.
         """
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close pipes that were not read."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
 from itertools import chain, islice
 from numbers import Integral, Real
@@ -23,7 +24,7 @@ _UNKNOWN = "Unknown label type"  # as scikit-learn begins such a message
 _ALIKE = "labels in y must all be numbers, or all be strings"
 
 
-class Target:
+class Target(ABC):
     """How y was given. classes: what stands behind each label, by its number; words: its form, for messages.
 
     one: whether each row has one label; dense: whether what is predicted is an array (n x K).
@@ -40,9 +41,9 @@ class Target:
         """(K,)."""
         return self._classes
 
+    @abstractmethod
     def given(self, labels: NDArray[np.int64], counts: NDArray[np.int64]) -> Any:
         """Labels as y was given. labels: numbers, best first, row after row; counts: how many each row has."""
-        raise NotImplementedError
 
     def matrix(self, y: Any) -> sp.csr_matrix:
         """A y like the one of fit as a matrix (n x K) of ones. Raises InputError where it is not like that one.

@@ -32,21 +32,10 @@ class ScoreForecaster(RankingForecaster):
         nnz = self.dataset.X_rows().nnz
         n_bytes = len(sizes.col_ranges) * nnz * 8
         work = (nnz + (1 + self.evaluate) * n * model.n_labels) * model.rank
-        return {
-            "passes": 1,
-            "row_blocks": len(sizes.ranges(n)),
-            "bytes_read": n_bytes,
-            "bytes_streamed": n_bytes,
-            "bytes_gathered": 0,
-            "peak_parts": score_needs(
-                plan,
-                model,
-                self.k,
-                width,
-                min(sizes.rows_per_job, n),
-                self.of_labels,
-                self.dataset.X_rows().block_bytes(ROW_BYTES),
-                len(sizes.rows),
-            ),
-            "seconds": round(work / _MULTIPLY_ADDS / (plan.threads * plan.processes) + 0.5, 1),
-        }
+        needs = score_needs(
+            plan, model, self.k, width, min(sizes.rows_per_job, n), self.of_labels,
+            self.dataset.X_rows().block_bytes(ROW_BYTES), len(sizes.rows),
+        )  # fmt: skip
+        return self.foreseen(
+            len(sizes.ranges(n)), n_bytes, needs, work / _MULTIPLY_ADDS / (plan.threads * plan.processes)
+        )

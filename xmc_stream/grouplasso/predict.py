@@ -292,16 +292,9 @@ class RowsForecaster(RankingForecaster):
         entries = int(dataset.feature_counts()[model.rows.features()].sum())
         work = (entries / _MULTIPLY_ADDS + dataset.n_samples / _SCORES) * model.n_labels * (1 + self.evaluate)
         work += times * 4 * model.n_selected * model.n_labels / _BYTES
-        return {
-            "passes": 1,
-            "row_blocks": sizes.row_blocks(dataset),
-            "bytes_read": n_bytes,
-            "bytes_streamed": n_bytes,
-            "bytes_gathered": 0,
-            "tiles_made": times,
-            "peak_parts": rows_needs(plan, model, dataset, self.k, sizes, self.of_labels),
-            "seconds": round(work / (plan.threads * plan.processes) + 0.5, 1),
-        }
+        needs = rows_needs(plan, model, dataset, self.k, sizes, self.of_labels)
+        seconds = work / (plan.threads * plan.processes)
+        return {**self.foreseen(sizes.row_blocks(dataset), n_bytes, needs, seconds), "tiles_made": times}
 
 
 @dataclass(frozen=True)

@@ -103,13 +103,6 @@ class PredictForecaster(RankingForecaster):
         times = sizes.times_made(dataset)
         work = probe["score"] * dataset.n_samples * model.n_labels + probe["make"] * times * model.nnz
         work *= 1 + self.evaluate
-        return {
-            "passes": 1,
-            "row_blocks": sizes.row_blocks(dataset),
-            "bytes_read": n_bytes,
-            "bytes_streamed": n_bytes,
-            "bytes_gathered": 0,
-            "tiles_made": times,
-            "peak_parts": self._needs(plan, sizes),
-            "seconds": round(work / (plan.threads * plan.processes) + probe["read"] * n_bytes + 0.5, 1),
-        }
+        seconds = work / (plan.threads * plan.processes) + probe["read"] * n_bytes
+        foreseen = self.foreseen(sizes.row_blocks(dataset), n_bytes, self._needs(plan, sizes), seconds)
+        return {**foreseen, "tiles_made": times}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from xmc_stream.store.dataset import Dataset
 
 
 @dataclass
-class LowRankRun:
+class LowRankRun(ABC):
     """A training run: what to learn from, where to, and within which memory; see `ppdsparse.run.PPDSparseRun`.
 
     What a half-step leaves is durable and in the ledger, and of a long one what it comes to on the way (see `Begun`). What
@@ -76,6 +77,6 @@ class LowRankRun:
         ]
         return scores, int((yield replace(phase, jobs=jobs, kept=False))[0]["positives"])
 
+    @abstractmethod
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
-        raise NotImplementedError

@@ -27,6 +27,7 @@ from xmc_stream.store.predictions import load_library
 
 PREDICTING = "ranking labels"  # in words, for those who watch
 RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
+_START_SECONDS = 0.5  # of a prediction, about
 HELD_ROWS = 4096  # that are ranked at a time by a model in memory
 LEAST_BLOCK = MIB // 2  # bytes of X in a row block, at least
 PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
@@ -151,6 +152,14 @@ class RankingForecaster(Forecaster):
     def check(self, plan: MemoryPlan) -> None:
         """Whether the smallest pieces fit."""
         self.sizes(plan)
+
+    @staticmethod
+    def foreseen(row_blocks: int, n_bytes: int, parts: dict[str, int], seconds: float) -> dict[str, Any]:
+        """One pass over the data, which streams n_bytes; parts: of the peak; seconds: without the start."""
+        return {
+            "passes": 1, "row_blocks": row_blocks, "bytes_read": n_bytes, "bytes_streamed": n_bytes, "bytes_gathered": 0,
+            "peak_parts": parts, "seconds": round(seconds + _START_SECONDS, 1),
+        }  # fmt: skip
 
 
 def check_features(model: StoredModel, dataset: Dataset) -> None:

@@ -88,13 +88,13 @@ class CandidateRows:
     def _damaged(self, name: str) -> StoreError:
         return StoreError(f"{self.path / name} has what it cannot have: remove the unfinished run and begin anew")
 
-    def rest(self) -> None:
+    def close_files(self) -> None:
         """Close the files that reading opened; who reads on opens them again."""
         for matrix in (self._rows, self._intervals):
             if matrix is not None:
-                matrix.rest()
+                matrix.close_files()
         for array in self._small.values():
-            array.rest()
+            array.close_files()
 
     def of_classes(self, name: str, first: int, last: int) -> NDArray[Any]:
         """counts, losses or best of classes [first, last)."""
@@ -186,7 +186,7 @@ def read_candidates(
             np.add.at(after, classes, np.diff(block.indptr))
             _expect(bool((after <= ptr[1:]).all()), found)
             append_lines(block.indptr, block.indices, block.values, classes, place, rows, scores)
-        of.rest()
+        of.close_files()
     _expect(bool((place == ptr[1:]).all()), found)
     return ptr, rows, scores
 
@@ -203,7 +203,7 @@ def candidate_windows(
     for of, _, _ in holding(found, label, label + 1):
         for rows, scores in of.windows(label):
             yield rows.astype(np.int64), scores
-        of.rest()
+        of.close_files()
 
 
 def select_threshold(found: Sequence[CandidateRows], label: int, room: int) -> tuple[float, int]:

@@ -99,7 +99,7 @@ def update_statistics(
         n_found[mine] += found.of_classes("counts", low, high)
         losses[mine] += found.of_classes("losses", low, high)
         best[mine] = np.maximum(best[mine], found.of_classes("best", low, high))
-        found.rest()
+        found.close_files()
     if not exact:
         return n_found
     open_ = statistics[:, STATUS] == OPEN

@@ -56,11 +56,11 @@ _SHARES = 8  # ranges of classes for each thread: some have more to do, and the 
 
 
 # on a portion, for classes [first, last), with a thread's scratch
-Act = Callable[["Portion", tuple[int, int], GroupScratch], None]
+Act = Callable[["RowPortion", tuple[int, int], GroupScratch], None]
 
 
 @dataclass
-class Portion:
+class RowPortion:
     """Rows in memory with the active rows that are theirs: a group's places, or, where that has no strips, rows [low, high)."""
 
     taken: Taken
@@ -172,7 +172,7 @@ class StreamSolver:
                 bar[woken] = np.inf
             inside = np.zeros(n)
 
-            def look(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+            def look(portion: RowPortion, classes: tuple[int, int], scratch: GroupScratch) -> None:
                 violation_range(
                     *classes, portion.taken.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
                     steps.enough, scratch.local,
@@ -187,7 +187,7 @@ class StreamSolver:
         for c, (features, values, b) in enumerate(weights):
             self.v[c, features], bias[c] = values, b if len(features) else np.nan
 
-        def start_alpha(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+        def start_alpha(portion: RowPortion, classes: tuple[int, int], scratch: GroupScratch) -> None:
             start_range(
                 *classes,
                 portion.taken.active,
@@ -201,7 +201,7 @@ class StreamSolver:
         self._work(self._ranges(True), start_alpha, change=True)
         self.v[:] = 0.0
 
-    def _add(self, portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+    def _add(self, portion: RowPortion, classes: tuple[int, int], scratch: GroupScratch) -> None:
         add_range(
             *classes,
             portion.taken.active,
@@ -213,14 +213,14 @@ class StreamSolver:
         )
 
     def _epoch(self, key: np.uint64, epoch: Epoch) -> None:
-        def step(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+        def step(portion: RowPortion, classes: tuple[int, int], scratch: GroupScratch) -> None:
             descend_group(
                 *classes, portion.taken.active, portion.group, portion.at_hand, epoch, self.v, self.v0, self.penalty, scratch
             )  # fmt: skip
 
         self._work(self._groups(key, epoch.going), step, change=True)
 
-    def _work(self, portions: Iterator[Future[Portion]], act: Act, change: bool = False) -> None:
+    def _work(self, portions: Iterator[Future[RowPortion]], act: Act, change: bool = False) -> None:
         """Act on portion after portion, the next ones being read meanwhile; threads take ranges of classes with equal work.
 
         change: whether the active rows are given back.
@@ -239,14 +239,14 @@ class StreamSolver:
             if change:
                 self.active.give_back(portion.taken)
 
-    def _act(self, act: Act, portion: Portion, classes: tuple[int, int]) -> None:
+    def _act(self, act: Act, portion: RowPortion, classes: tuple[int, int]) -> None:
         scratch = self._scratch.get()
         try:
             act(portion, classes, scratch)
         finally:
             self._scratch.put(scratch)
 
-    def _ranges(self, all_: bool) -> Iterator[Future[Portion]]:
+    def _ranges(self, all_: bool) -> Iterator[Future[RowPortion]]:
         """Ranges of rows, ascending, with all active rows, or those with alpha > 0."""
 
         def mark(active: ActiveRows, group: Group, needed: NDArray[np.bool_]) -> None:
@@ -266,7 +266,7 @@ class StreamSolver:
         """The first row of a group of neighbouring strips."""
         return int(group.strips[0]) << self.strip_bits
 
-    def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Future[Portion]]:
+    def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Future[RowPortion]]:
         """The groups of an epoch, with the rows that some class visits at their places."""
         n_strips = -(-self.n_samples >> self.strip_bits)
         slots = np.empty(n_strips, np.int64)
@@ -287,7 +287,7 @@ class StreamSolver:
 
     def _portions(
         self, taken: Taken, group: Group, mark: Callable[[ActiveRows, Group, NDArray[np.bool_]], None]
-    ) -> Iterator[Future[Portion]]:
+    ) -> Iterator[Future[RowPortion]]:
         """The rows of a group that `mark` says are needed; one half after the other where they are too many at once."""
         buffer, strips = self._buffers[self._free], group.strips
         buffer.needed[:] = False
@@ -309,12 +309,12 @@ class StreamSolver:
 
     def _reading(
         self, read: Callable[[], CSRBlock], lines: NDArray[np.int64], taken: Taken, group: Group
-    ) -> Future[Portion]:
+    ) -> Future[RowPortion]:
         """The portion in the free buffer, which has rows `lines` of X, as soon as it is read."""
         buffer = self._buffers[self._free]
         self._free = (self._free + 1) % BUFFERS
 
-        def make() -> Portion:
+        def make() -> RowPortion:
             x = CSR.of(read())
             squares, local_of = np.empty(len(x.indptr) - 1 if len(group.slots) else 0), buffer.local_of
             if len(group.slots):
@@ -322,7 +322,7 @@ class StreamSolver:
             else:  # numbers of a range begin with its first row
                 local_of = local_of[group.low - self._first(group) :]
             times = Times(self._of_classes, self._x.weights.of(lines))
-            return Portion(taken, group, RowsAtHand(local_of, x, squares, times))
+            return RowPortion(taken, group, RowsAtHand(local_of, x, squares, times))
 
         return self._reader.submit(make)
 

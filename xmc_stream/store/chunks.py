@@ -166,7 +166,7 @@ class ChunkedArray:
                 self.verify_chunk(k)
         return self.read(start, stop)
 
-    def rest(self) -> None:
+    def close_files(self) -> None:
         """Close the files that reading opened, and give its buffer back; who reads on opens them again."""
         _close_all(self._files)
         self._staging = None

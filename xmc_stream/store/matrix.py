@@ -118,11 +118,11 @@ class SparseMatrix:
             )
         return self
 
-    def rest(self) -> None:
-        """Close the files that reading opened; see `ChunkedArray.rest`."""
+    def close_files(self) -> None:
+        """Close the files that reading opened; see `ChunkedArray.close_files`."""
         for array in (self.indptr, self.indices, self.data):
             if array is not None:
-                array.rest()
+                array.close_files()
 
     @property
     def fingerprint(self) -> str:

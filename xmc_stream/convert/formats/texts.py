@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,9 +96,9 @@ class LinesSource(Source):
         }
         self._buffers = Buffers()
 
+    @abstractmethod
     def _part(self, side: str, text: TextRange) -> LinesPart:
         """A range of lines with `side` in them."""
-        raise NotImplementedError
 
     def load_kernels(self) -> None:
         """Compile or load the parser."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
@@ -61,7 +62,7 @@ def fitted(room: int, per_entry: int, entries: int | None, n_rows: int) -> Block
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(ABC):
     """An opened matrix, X or Y, of which no rows are read yet: picklable and small, but for what is in memory.
 
     name: for messages; kind: the format in words; files: what it is read from; n_columns, entries: at most, None where
@@ -86,9 +87,9 @@ class Side:
         """Ranges of rows that are read apart: of about PART entries, if these are spread evenly, or all at once."""
         return row_ranges(self.n_rows, self.entries or 0) if self.divisible else [(0, self.n_rows)]
 
+    @abstractmethod
     def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop), block by block, cut so that they keep `size`."""
-        raise NotImplementedError
 
 
 class NoLabels(Side):
