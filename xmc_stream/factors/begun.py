@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,11 @@ from xmc_stream.store.packing import PackedArrayWriter, new_pack, pack_damage
 
 
 class Begun:
-    """A pack of the state, in no ledger, that is replaced whenever a portion of work is done. A damaged one counts for nothing.
+    """A pack of the state, in no ledger, replaced whenever a portion of work is done. A damaged one counts for nothing."""
 
-    of_loop: its work is done by jobs, on other machines perhaps: a portion is one of the clock, not of this process.
-    """
-
-    def __init__(self, path: Path, of_loop: bool = False) -> None:
-        self.path, self._of_loop = path, of_loop
+    def __init__(self, path: Path) -> None:
+        self.path, self._portion = path, Portion()
         self.found = path.exists() and not pack_damage(path)
-        self._begin_portion()
-
-    def _begin_portion(self) -> None:
-        self._portion = Portion(time.monotonic) if self._of_loop else Portion()
 
     def read(self, name: str) -> NDArray[Any]:
         """An array that was kept, in one line."""
@@ -43,7 +35,7 @@ class Begun:
         """Asked after each bit of the work: where a portion is done, keep what is needed to go on from here."""
         if self._portion.done():
             self._write(state)
-            self._begin_portion()
+            self._portion = Portion()
 
     def _write(self, state: Mapping[str, NDArray[Any] | Dense]) -> None:
         with new_pack(self.path) as pack:

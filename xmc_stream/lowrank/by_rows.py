@@ -218,7 +218,7 @@ def solve_ridges(
         return (yield replace(phase, jobs=jobs))
     # a folder of this W step: a job of an earlier one may come late
     by_rows, most = _ByRows(jobs, products, scratch / "ridges" / jobs[0].name.replace("/", "-")), jobs[0].cg
-    begun = Begun(Path(jobs[0].out).parent / "all.kept", of_loop=True)
+    begun = Begun(Path(jobs[0].out).parent / "all.kept")
     number, vectors, receipts = -1, dict[str, Dense](), [{"going": True}] * len(jobs)
     if begun.found:
         number, vectors, receipts = _go_on(begun, jobs)

@@ -167,7 +167,7 @@ class WStep:
 
     def loop(self) -> Generator[Phase, list[Receipt], Receipt]:
         """Phases of jobs; leaves W in the panels "w"."""
-        p, problem, begun = self.parameters, _Pairs(self), Begun(Path(self.begun), of_loop=True)
+        p, problem, begun = self.parameters, _Pairs(self), Begun(Path(self.begun))
         found, f, products = yield from trust_region(
             problem, self._first(), p.newton, p.cg, p.cg_tol, p.loss == "squared", begun
         )

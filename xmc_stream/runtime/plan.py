@@ -17,9 +17,8 @@ from xmc_stream.system.memory import MemoryLimit, grown, least_limit
 
 MIB = 2**20
 _MANY_THREADS = 4  # of a process: from so many on, jobs that get and give back their memory make each other wait
-SECONDS = (
-    10.0  # that a job works before it leaves what it has done: of the processor, of all threads. A stop costs no more
-)
+# that a job works before it leaves what it has done: of the clock, or of the processor in all threads. A stop costs no more
+SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -195,19 +194,19 @@ def even_ranges(n: int, parts: int) -> list[tuple[int, int]]:
 
 
 class Portion:
-    """What one job takes of a long piece of work that may end anywhere: it asks after each bit of it whether to end.
+    """A share of a long piece of work that may end anywhere: a job, or a loop of jobs, asks after each bit whether to end.
 
-    Made when the first bit begins: what the job reads before is not a bit. Seconds are those of the processor in the whole
-    process, unless `clock` has others: jobs beside each other take SECONDS together.
+    Made when the first bit begins: what is read before is not a bit. Seconds are those of the clock or, where they are more,
+    of the processor in the whole process: jobs beside each other take SECONDS together, and so does a loop whose jobs are
+    done by many threads; jobs on dask workers count by the clock alone.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.process_time) -> None:
-        self._clock = clock
-        self._began = self._last = clock()
-        self._longest = 0.0
+    def __init__(self) -> None:
+        self._began = time.monotonic(), time.process_time()
+        self._last = self._longest = 0.0
 
     def done(self) -> bool:
         """Whether another bit, as long as the longest so far, would take longer than a job should."""
-        now = self._clock()
+        now = max(time.monotonic() - self._began[0], time.process_time() - self._began[1])
         self._longest, self._last = max(self._longest, now - self._last), now
-        return now - self._began + self._longest > SECONDS
+        return now + self._longest > SECONDS
