@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +72,6 @@ def implied_margin(parameters: PPDSparseParameters, dataset: Dataset) -> float |
     return MARGIN if guide_weight(parameters, dataset) else None
 
 
-@lru_cache(maxsize=8)
 def has_many_labels(dataset: Dataset) -> bool:
     """Whether so many labels have positives that groups of them are worth their while."""
     return int(dataset.positives_of_ranges(UNIT)[0].sum()) >= LEAST_LABELS

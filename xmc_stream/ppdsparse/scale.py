@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
@@ -66,7 +67,6 @@ def least_weight(parameters: PPDSparseParameters, dataset: Dataset) -> float:
     )
 
 
-@lru_cache(maxsize=8)
 def _mean_norm(dataset: Dataset) -> float:
     """Of the rows."""
     n, step = dataset.n_samples, MIB // 4
@@ -74,13 +74,19 @@ def _mean_norm(dataset: Dataset) -> float:
     return sum(float(some.sum(dtype=np.float64)) for some in norms) / n
 
 
-@lru_cache(maxsize=8)
 def spread(dataset: Dataset) -> float:
     """The mean of ||x_i - m||^2, m being the mean of all rows, from random pairs of rows: half of ||x_i - x_j||^2 each.
 
     The pairs are the same in every run. So many of them are in memory at a time as have a megabyte of entries, one at least.
     inf where there are no two rows. The forecast of a training and the training ask for it, so it is kept.
     """
+    return _spread(dataset.path, dataset.fingerprint)
+
+
+@lru_cache(maxsize=8)
+def _spread(path: Path, fingerprint: str) -> float:
+    """Of the dataset at a path while it has this fingerprint."""
+    dataset = Dataset(path)
     X, n = dataset.X_rows(), dataset.n_samples
     if n < 2:
         return float("inf")
