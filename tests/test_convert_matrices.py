@@ -442,6 +442,14 @@ def test_npz_of_many_other_files_is_refused(tmp_path: Path) -> None:
     assert "is not a sparse matrix" in refused(lambda: opened(path, path), tmp_path)
 
 
+def test_npz_with_a_large_directory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "many.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(10000):
+            archive.writestr(f"{i}" + "x" * 100, b"")
+    assert "more files in it" in refused(lambda: opened(path, path), tmp_path)
+
+
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_damaged_npz_files_end_in_one_line_or_a_right_result(tmp_path: Path, data: Any) -> None:

@@ -34,6 +34,8 @@ _CSR = ("indptr", "indices", "data")
 _INDICES = ("indptr", "indices", "row", "col", "offsets")  # scipy would cut them to integers
 _FEATURES = ("X", "x", "features", "embeddings")  # names of dense arrays, where there are several
 _LABELS = ("y", "Y", "labels", "classes")
+_LARGEST_DIRECTORY = 2**20  # bytes of a directory, which zipfile reads whole and makes ten times as many of
+_END, _END64 = (b"PK\x05\x06", "<12xL"), (b"PK\x06\x06", "<40xQ")  # records that tell a directory's size, and where
 _STEP = 2**20  # bytes inflated at a time
 
 
@@ -161,18 +163,35 @@ def _members(path: Path) -> dict[str, _Member]:
     """The arrays in the zip file, by name. Raises ValueError where it is not one of NumPy's."""
     members: dict[str, _Member] = {}
     check_file(path)
-    with open(path, "rb", opener=regular) as raw, zipfile.ZipFile(raw) as archive:
-        for info in archive.infolist():
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError(f"compression {info.compress_type} of {info.filename}")
-            with archive.open(info) as file:
-                head = read_head(file, info.file_size)
-            array = info.filename.removesuffix(".npy")
-            if array in members:
-                raise ValueError(f"{info.filename} stands in it twice")
-            offset = _data_offset(raw, info) if info.compress_type == zipfile.ZIP_STORED else None
-            members[array] = _Member(head, info, offset)
+    with open(path, "rb", opener=regular) as raw:
+        if _directory_size(raw) > _LARGEST_DIRECTORY:
+            raise ValueError("more files in it than a matrix has")
+        raw.seek(0)
+        with zipfile.ZipFile(raw) as archive:
+            for info in archive.infolist():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError(f"compression {info.compress_type} of {info.filename}")
+                with archive.open(info) as file:
+                    head = read_head(file, info.file_size)
+                array = info.filename.removesuffix(".npy")
+                if array in members:
+                    raise ValueError(f"{info.filename} stands in it twice")
+                offset = _data_offset(raw, info) if info.compress_type == zipfile.ZIP_STORED else None
+                members[array] = _Member(head, info, offset)
     return members
+
+
+def _directory_size(file: IO[bytes]) -> int:
+    """Bytes of a zip file's directory, which is read whole, as the records at the end promise."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - 2**16 - 200))
+    tail = file.read()
+    most = 0
+    for magic, form in (_END, _END64):
+        at = tail.rfind(magic)
+        if 0 <= at <= len(tail) - struct.calcsize(form):
+            most = max(most, int(struct.unpack_from(form, tail, at)[0]))
+    return most
 
 
 def _data_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
