@@ -36,11 +36,11 @@ from xmc_stream.grouplasso.kernels.margins import (
     LOSSES,
     PAD,
     Lines,
-    add_gradient,
+    add_entries,
     add_gradients,
     add_scores,
     fast_exp,
-    move,
+    move_entries,
     new_sums,
     settle,
 )  # fmt: skip
@@ -109,7 +109,7 @@ def test_losses_gradients_and_curvature_are_the_twins(loss: str, k: int) -> None
         begin, end = block.indptr[j], block.indptr[j + 1]
         middle = (begin + end) // 2
         for part in ((begin, middle), (middle, end)):  # in pieces, as a long column comes
-            add_gradient(LOSSES.index(loss), *part, begin, block.indices, block.values, lines, sums)
+            add_entries(LOSSES.index(loss), *part, begin, block.indices, block.values, lines, sums)
         got = sums.g + sums.near_g, sums.h + sums.near_h
         np.testing.assert_allclose(scale * got[0][:k], g[j], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(scale * got[1][:k], h[j], rtol=1e-4, atol=1e-5)
@@ -132,7 +132,7 @@ def test_gradients_are_those_of_finite_differences(loss: str) -> None:
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), size=st.sampled_from([1e-4, 1e-2, 1.0, 30.0]))
 def test_the_constant_bounds_the_curvature_and_a_step_tells_what_it_gained(loss: str, seed: int, size: float) -> None:
-    """The losses lie below their quadratic bound for each feature; `move` gives how far they are above the tangent."""
+    """The losses lie below their quadratic bound for each feature; `move_entries` gives how far they are above the tangent."""
     X, Y, W = made(loss, seed, n=15)
     rng, k = np.random.default_rng(seed), W.shape[1]
     j = int(rng.integers(X.shape[1]))
@@ -149,7 +149,7 @@ def test_the_constant_bounds_the_curvature_and_a_step_tells_what_it_gained(loss:
     block, sums = csc(X), new_sums(lines.values.shape[1])
     step = wide(d[None])[0]
     arguments = LOSSES.index(loss), block.indptr[j], block.indptr[j + 1], block.indices, block.values
-    got = move(*arguments, step, lines, sums, 0.0) / len(X)
+    got = move_entries(*arguments, step, lines, sums, 0.0) / len(X)
     rounding = 1e-6 * float(np.abs(d).max()) ** 2 + 3e-7 * float(np.abs(d).max())
     assert got == pytest.approx(above, rel=2e-4, abs=rounding + 1e-9)
     there, _ = settled(loss, X, Y, after.astype(np.float32))
@@ -196,7 +196,7 @@ def test_a_visit_lowers_the_objective_and_keeps_the_array(loss: str, search: boo
         of_row = float(np.linalg.norm(twin.soft(g + lams[2] * now[j], lams[0])))
         sums, step = new_sums(weights.shape[1]), new_step(weights.shape[1])
         was = visited.violation[0]
-        visit(np.array([j]), csc(X), every, weights, of, lines, sums, step, visited)
+        visit(np.array([j]), csc(X), weights, of, lines, sums, step, visited)
         wrong = abs(of_row - lams[1]) if now[j].any() else max(of_row - lams[1], 0)
         assert visited.violation[0] - was == pytest.approx(wrong, rel=1e-3, abs=1e-5)
         now = weights[:, :k].astype(np.float64)
@@ -213,8 +213,8 @@ def test_a_constant_step_is_the_twins() -> None:
     lines, _ = settled("multiclass", X, Y, W)
     sums, step, block = new_sums(16), new_step(16), csc(X)
     begin, end = block.indptr[1:3]
-    add_gradient(0, begin, end, begin, block.indices, block.values, lines, sums)
-    square = add_squares(block.values[begin:end], 0.0)
+    add_entries(0, begin, end, begin, block.indices, block.values, lines, sums)
+    square = add_squares(begin, end, block.values, 0.0)
     propose(wide(W)[1], square, of, sums, step)
     length = of.curvature * (X[:, 1].astype(np.float64) ** 2).sum() / len(X)
     g = twin.gradient("multiclass", X.astype(np.float64), Y, W.astype(np.float64))[1]
@@ -226,12 +226,12 @@ def test_a_constant_step_is_the_twins() -> None:
 def test_a_step_that_lowers_too_little_is_halved(loss: str, seed: int, j: int) -> None:
     X, Y, W = made(loss, seed, n=15)
     W *= np.float32(4)
-    k, of, block, every = W.shape[1], problem(loss, len(X), W.shape[1], 0.0, 0.01), csc(X), np.arange(X.shape[1])
+    k, of, block = W.shape[1], problem(loss, len(X), W.shape[1], 0.0, 0.01), csc(X)
     begin, end = block.indptr[j : j + 2]
     lines, _ = settled(loss, X, Y, W)
     weights, sums, step = wide(W), new_sums(LANES), new_step(LANES)
-    add_gradient(of.loss, begin, end, begin, block.indices, block.values, lines, sums)
-    propose(weights[j], add_squares(block.values[begin:end], 0.0), of, sums, step)
+    add_entries(of.loss, begin, end, begin, block.indices, block.values, lines, sums)
+    propose(weights[j], add_squares(begin, end, block.values, 0.0), of, sums, step)
     whole = step.d[:k].copy()
 
     def objective(share: float) -> float:
@@ -243,7 +243,7 @@ def test_a_step_that_lowers_too_little_is_halved(loss: str, seed: int, j: int) -
     assert objective(1.0) - objective(0.0) > 0.01 * promised  # the whole step is too long
     visited = Visited(np.zeros(2), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
     lines, _ = settled(loss, X, Y, W)
-    visit(np.array([j]), block, every, weights, of, lines, sums, step, visited)
+    visit(np.array([j]), block, weights, of, lines, sums, step, visited)
     np.testing.assert_allclose(weights[j, :k] - W[j], 0.5 * whole, rtol=1e-5, atol=1e-6)
     assert objective(0.5) - objective(0.0) <= 0.005 * promised
     there, _ = settled(loss, X, Y, weights[:, :k])
@@ -254,14 +254,14 @@ def test_a_step_that_lowers_too_little_is_halved(loss: str, seed: int, j: int) -
 @losses
 def test_a_feature_drawn_twice_in_a_batch_is_visited_twice(loss: str) -> None:
     X, Y, W = made(loss, 4, n=60)
-    of, every = problem(loss, len(X), W.shape[1], 0.0, 0.002, 0.0, False), np.arange(X.shape[1])
+    of = problem(loss, len(X), W.shape[1], 0.0, 0.002, 0.0, False)
     found = []
     for batches in ([[0, 3, 0]], [[0], [3], [0]]):
         lines, _ = settled(loss, X, Y, W)
         weights, sums, step, violated = wide(W), new_sums(LANES), new_step(LANES), np.zeros(2)
         for order in batches:
             visited = Visited(violated, np.zeros(len(order), np.bool_), np.zeros(len(order), np.bool_))
-            visit(np.array(order), csc(X), every, weights, of, lines, sums, step, visited)
+            visit(np.array(order), csc(X), weights, of, lines, sums, step, visited)
         found.append((weights, lines.values, violated))
     for one, other in zip(*found, strict=True):
         assert np.array_equal(one, other)

@@ -23,9 +23,18 @@ from xmc_stream.grouplasso.kernels.descent import (
     note,
     penalties,
     propose,
+    scale_step,
     visit,
 )
-from xmc_stream.grouplasso.kernels.margins import LOGISTIC, MULTITASK, add_gradient, add_scores, move, new_sums, settle
+from xmc_stream.grouplasso.kernels.margins import (
+    LOGISTIC,
+    MULTITASK,
+    add_entries,
+    add_scores,
+    move_entries,
+    new_sums,
+    settle,
+)
 from xmc_stream.grouplasso.parameters import LOSSES, GroupLassoParameters
 from xmc_stream.kernels.domains import FEATURE_ORDER
 from xmc_stream.kernels.lines import aligned_zeros
@@ -127,11 +136,11 @@ class Descent:
     def _visit_batch(self, some: NDArray[np.int64], visited: Visited) -> None:
         features, order = np.unique(some, return_inverse=True)
         columns = self.columns.gather(features)
-        rows_of_w, at = self.weights.take(features), np.arange(len(features))
+        rows_of_w = self.weights.take(features)
         copied, moved = Some(self.targets, self.array, columns.indices, self._room), self.nonzero[features]
         visit(
-            order, columns._replace(indices=copied.numbers), at, rows_of_w, self.problem, copied.lines, self._sums,
-            self._step, visited,
+            order, columns._replace(indices=copied.numbers), rows_of_w, self.problem, copied.lines, self._sums, self._step,
+            visited,
         )  # fmt: skip
         if isinstance(self.array, InFile):
             moved[order[visited.active]] = True  # no other feature took a step
@@ -149,16 +158,16 @@ class Descent:
         sums.h[:] = 0
         for begin, rows, values in self.columns.pieces(feature):
             some = Some(self.targets, self.array, rows, self._room)
-            add_gradient(problem.loss, 0, len(rows), -begin, some.numbers, values, some.lines, sums)
+            add_entries(problem.loss, 0, len(rows), -begin, some.numbers, values, some.lines, sums)
             if problem.loss == LOGISTIC or not problem.search:
-                square = add_squares(values, square)
+                square = add_squares(0, len(values), values, square)
         propose(w[0], square, problem, sums, step)
         if step.noted[1] < 0:
             tries, size = 1, 1.0
             while not falls(w[0], self._move_long(feature), tries, size, problem, sums, step):
-                step.d[:] *= np.float32(-1.0)
+                scale_step(step.d, np.float32(-1.0))
                 self._move_long(feature)
-                step.d[:] *= np.float32(-0.5)
+                scale_step(step.d, np.float32(-0.5))
                 tries, size = tries + 1, 0.5 * size
             w[0] += step.d
             self.weights.put(line, w)
@@ -168,7 +177,7 @@ class Descent:
         above = 0.0
         for _, rows, values in self.columns.pieces(feature):
             some = Some(self.targets, self.array, rows, self._room)
-            above = move(
+            above = move_entries(
                 self.problem.loss, 0, len(rows), some.numbers, values, self._step.d, some.lines, self._sums, above
             )
             some.put()

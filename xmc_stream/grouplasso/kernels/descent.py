@@ -155,7 +155,7 @@ def _scaled(sums: Sums, problem: Problem) -> None:
 
 
 @inner_kernel
-def _propose(w: NDArray[np.float32], square: float, problem: Problem, sums: Sums, step: Step) -> None:
+def propose(w: NDArray[np.float32], square: float, problem: Problem, sums: Sums, step: Step) -> None:
     """The step of a feature whose entries are summed; square: sum_i x_ij^2."""
     n, lam1, lam2, ridge = problem.n_labels, problem.lam1, problem.lam2, problem.ridge
     _scaled(sums, problem)
@@ -168,7 +168,7 @@ def _propose(w: NDArray[np.float32], square: float, problem: Problem, sums: Sums
 
 
 @inner_kernel
-def _falls(
+def falls(
     w: NDArray[np.float32], above: float, tries: int, size: float, problem: Problem, sums: Sums, step: Step
 ) -> bool:
     """Whether F falls by enough, where the losses rise by `above` over their tangent; size: of the step, 1 at first."""
@@ -184,13 +184,14 @@ def _falls(
 
 
 @inner_kernel
-def _times(d: NDArray[np.float32], factor: np.float32) -> None:
+def scale_step(d: NDArray[np.float32], factor: np.float32) -> None:
+    """d *= factor."""
     for r in range(len(d)):
         d[r] *= factor
 
 
 @inner_kernel
-def _note(w: NDArray[np.float32], t: int, problem: Problem, step: Step, visited: Visited) -> None:
+def note(w: NDArray[np.float32], t: int, problem: Problem, step: Step, visited: Visited) -> None:
     """Note visit number t, after its step."""
     kept = False
     for r in range(problem.n_labels):
@@ -202,14 +203,22 @@ def _note(w: NDArray[np.float32], t: int, problem: Problem, step: Step, visited:
     visited.active[t] = kept or of > 0.0
 
 
+@inner_kernel
+def add_squares(begin: int, end: int, data: NDArray[np.float32], before: float) -> float:
+    """`before` and the sum of squares of the entries [begin, end), value after value."""
+    for p in range(begin, end):
+        before += np.float64(data[p]) * np.float64(data[p])
+    return before
+
+
 @kernel
 def visit(
-    order: NDArray[np.int64], columns: CSR, at: NDArray[np.int64], weights: NDArray[np.float32], problem: Problem,
-    lines: Lines, sums: Sums, step: Step, visited: Visited,
+    order: NDArray[np.int64], columns: CSR, weights: NDArray[np.float32], problem: Problem, lines: Lines, sums: Sums,
+    step: Step, visited: Visited,
 ) -> None:  # fmt: skip
-    """Visit columns order[0], order[1], ... of a block, whose rows of W are weights[at[column]].
+    """Visit columns order[0], order[1], ... of a block; each has its row of W. lines, weights: changed in place.
 
-    lines, weights: changed in place.
+    `solver.Descent` calls the functions above itself, for a column that is read in pieces.
     """
     loss = problem.loss
     indptr, indices, data = columns
@@ -217,55 +226,26 @@ def visit(
     for t in range(len(order)):
         j = order[t]
         begin, end = indptr[j], indptr[j + 1]
-        w = weights[at[j]]
+        w = weights[j]
         g[:] = 0.0
         h[:] = 0.0
         add_entries(loss, begin, end, begin, indices, data, lines, sums)
         square = 0.0
         if loss == LOGISTIC or not problem.search:
-            for p in range(begin, end):
-                square += np.float64(data[p]) * np.float64(data[p])
-        _propose(w, square, problem, sums, step)
+            square = add_squares(begin, end, data, square)
+        propose(w, square, problem, sums, step)
         if step.noted[1] < 0.0:
             tries, size = 1, 1.0
-            while not _falls(
+            while not falls(
                 w, move_entries(loss, begin, end, indices, data, d, lines, sums, 0.0), tries, size, problem, sums, step
             ):
-                _times(d, np.float32(-1.0))
+                scale_step(d, np.float32(-1.0))
                 move_entries(loss, begin, end, indices, data, d, lines, sums, 0.0)
-                _times(d, np.float32(-0.5))
+                scale_step(d, np.float32(-0.5))
                 tries, size = tries + 1, 0.5 * size
             for r in range(problem.n_labels):
                 w[r] += d[r]
-        _note(w, t, problem, step, visited)
-
-
-@kernel
-def propose(w: NDArray[np.float32], square: float, problem: Problem, sums: Sums, step: Step) -> None:
-    """`visit` of a column that is read in pieces: its step, once `margins.add_gradient` has seen all of them."""
-    _propose(w, square, problem, sums, step)
-
-
-@kernel
-def falls(
-    w: NDArray[np.float32], above: float, tries: int, size: float, problem: Problem, sums: Sums, step: Step
-) -> bool:
-    """`visit` of a column that is read in pieces: whether the step is taken, once `margins.move` has added it."""
-    return _falls(w, above, tries, size, problem, sums, step)
-
-
-@kernel
-def note(w: NDArray[np.float32], t: int, problem: Problem, step: Step, visited: Visited) -> None:
-    """`visit` of a column that is read in pieces: its end."""
-    _note(w, t, problem, step, visited)
-
-
-@kernel
-def add_squares(data: NDArray[np.float32], before: float) -> float:
-    """`before` and the sum of squares, value after value."""
-    for p in range(len(data)):
-        before += np.float64(data[p]) * np.float64(data[p])
-    return before
+        note(w, t, problem, step, visited)
 
 
 @kernel

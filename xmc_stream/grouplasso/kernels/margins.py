@@ -16,8 +16,8 @@ It is padded to whole cache lines with PAD, or with 0 for probabilities. For eac
 the K values of line i. That loop does not ask which of them are the row's labels: what it adds wrongly for these is
 corrected after it.
 
-`add_gradient` gives a row of the gradient and of the curvature (equations 5 and 6). `move` adds a step to the scores and
-gives how far the loss has risen above its tangent: with it the line search takes no difference of large numbers.
+`add_entries` gives a row of the gradient and of the curvature (equations 5 and 6). `move_entries` adds a step to the scores
+and gives how far the loss has risen above its tangent: with it the line search takes no difference of large numbers.
 All values are float32. Sums over entries are added to sums in float64 after every FLUSH entries of a column.
 """
 
@@ -189,14 +189,6 @@ def add_entries(
 def end_sums(sums: Sums) -> None:
     """Add up what is not flushed yet."""
     _flush(sums.near_g, sums.near_h, sums.g, sums.h)
-
-
-@kernel
-def add_gradient(
-    loss: int, begin: int, end: int, first: int, indices: NDArray[Any], data: NDArray[Any], lines: Lines, sums: Sums
-) -> None:
-    """`add_entries`, for callers outside of kernels."""
-    add_entries(loss, begin, end, first, indices, data, lines, sums)
 
 
 @inner_kernel
@@ -383,15 +375,6 @@ def move_entries(
         else:
             above += _move_pairs(line, x, d, labels, q, last, t)
     return above
-
-
-@kernel
-def move(
-    loss: int, begin: int, end: int, indices: NDArray[Any], data: NDArray[Any], d: NDArray[np.float32], lines: Lines,
-    sums: Sums, above: float,
-) -> float:  # fmt: skip
-    """`move_entries`, for callers outside of kernels."""
-    return move_entries(loss, begin, end, indices, data, d, lines, sums, above)
 
 
 @kernel
