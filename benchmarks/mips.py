@@ -29,8 +29,9 @@ import xmc_stream as xs
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.kernels.classvectors import RankedRows
+from xmc_stream.mips.kernels.innerproducts import Best
 from xmc_stream.mips.lsh import SimpleLSH
-from xmc_stream.mips.oracle import Answers, Oracle
+from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
 
@@ -58,8 +59,8 @@ def rows_of(X: sp.csr_matrix) -> RankedRows:
 
 
 def measure(
-    what: str, name: str, make: Callable[[], Oracle], rows: Any, excluded: Labels, truth: Answers | None = None
-) -> tuple[Answers, float]:
+    what: str, name: str, make: Callable[[], Oracle], rows: Any, excluded: Labels, truth: Best | None = None
+) -> tuple[Best, float]:
     """Build, query, update all classes, print a line; returns the answers, and microseconds a query."""
     make()  # compiles
     oracle, built = seconds(make)

@@ -7,7 +7,7 @@ import pytest
 from reference import mips as twin
 
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.mips.kernels.hashing import Codes, encode, hash_room, nearest_scored
+from xmc_stream.mips.kernels.hashing import Codes, encode, nearest_scored
 from xmc_stream.mips.kernels.innerproducts import Best
 
 N = 40
@@ -39,8 +39,7 @@ def test_candidates_are_the_nearest_codes_and_are_scored_exactly(r: int, bits: i
     excluded = Labels(2 * np.arange(8), rng.integers(0, N, 14).astype(np.int32))
     hubs = np.flatnonzero(~zero)[:2].astype(np.int32)
     best = Best(np.full(7, -1, np.int32), np.full(7, -np.inf, np.float32))
-    rooms = hash_room(N)
-    nearest_scored(0, 7, X, queries, n, hubs, Codes(W, codes, zero), excluded, rooms, best)
+    nearest_scored(0, 7, X, queries, n, hubs, Codes(W, codes, zero), excluded, best)
     for i, x in enumerate(X):
         barred = excluded.indices[2 * i : 2 * i + 2]
         looked_at = {*hubs.tolist(), *twin.nearest(signs, asked[i], zero, n + 2)} - {*barred.tolist()}
@@ -61,7 +60,7 @@ def test_the_farthest_codes_come_last(bits: int, n: int) -> None:
     best = Best(np.full(1, -1, np.int32), np.full(1, -np.inf, np.float32))
     nearest_scored(
         0, 1, np.ones((1, 1), np.float32), np.zeros((bits // 64, 1), np.uint64), n, np.empty(0, np.int32),
-        Codes(W, codes, zero), Labels(np.zeros(2, np.int64), np.empty(0, np.int32)), hash_room(9), best,
+        Codes(W, codes, zero), Labels(np.zeros(2, np.int64), np.empty(0, np.int32)), best,
     )  # fmt: skip
     looked_at = twin.nearest(signs, np.zeros(bits, np.bool_), zero, n)
     assert best.classes[0] == max(looked_at, key=lambda c: W[c, 0])

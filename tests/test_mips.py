@@ -19,8 +19,9 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.mips import exact
 from xmc_stream.mips.exact import DenseExact, Exact
+from xmc_stream.mips.kernels.innerproducts import Best
 from xmc_stream.mips.lsh import SimpleLSH
-from xmc_stream.mips.oracle import Answers, Oracle, largest
+from xmc_stream.mips.oracle import Oracle, largest
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
 
@@ -94,7 +95,7 @@ def nobody(n: int) -> Labels:
     return Labels(np.zeros(n + 1, np.int64), np.empty(0, np.int32))
 
 
-def same(a: Answers, b: Answers) -> bool:
+def same(a: Best, b: Best) -> bool:
     return a.classes.tolist() == b.classes.tolist() and a.scores.tolist() == b.scores.tolist()
 
 

@@ -107,7 +107,7 @@ class Exact(_Scanning):
             tile, barred = self._tile(first, last, rows), _by_class(first, last, excluded)
 
             def some(
-                _: int, begin: int, end: int, n: int = last - first, tile: RowTile = tile, barred: Excluded = barred
+                begin: int, end: int, n: int = last - first, tile: RowTile = tile, barred: Excluded = barred
             ) -> Best:
                 found = no_best(n)
                 scan(begin, end, tables, tile, barred, factors, np.empty(n, np.float32), found)
@@ -146,7 +146,7 @@ class DenseExact(_Scanning):
             last = min(first + _BLOCK, len(rows))
             x, barred = np.ascontiguousarray(rows[first:last], np.float32), _by_class(first, last, excluded)
 
-            def some(_: int, begin: int, end: int, x: NDArray[np.float32] = x, barred: Excluded = barred) -> Best:
+            def some(begin: int, end: int, x: NDArray[np.float32] = x, barred: Excluded = barred) -> Best:
                 found, lines = no_best(len(x)), np.arange(len(x))
                 for low in range(_BLOCK * begin, min(_BLOCK * end, self.n_classes), _BLOCK):
                     high = min(low + _BLOCK, self.n_classes)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import whole
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.mips.kernels.hashing import TOGETHER, Codes, encode, hash_room, nearest_scored
+from xmc_stream.mips.kernels.hashing import TOGETHER, Codes, encode, nearest_scored
 from xmc_stream.mips.kernels.innerproducts import Best
 from xmc_stream.mips.oracle import Index, Oracle, largest
 from xmc_stream.mips.vectors import DenseVectors
@@ -98,7 +98,7 @@ class SimpleLSH(Oracle):
         scale = np.float32(1.0 / self.bound if self.bound > 0.0 else 0.0)
         rest = np.sqrt(np.maximum(1.0 - (norms[classes] * float(scale)) ** 2, 0.0)).astype(np.float32)
 
-        def hash_some(_: int, first: int, last: int) -> None:
+        def hash_some(first: int, last: int) -> None:
             signs = np.empty(self.bits, np.float32)
             some = classes[first:last], self.vectors.values, scale, rest[first:last]
             encode(*some, self._projections, signs, self.codes)
@@ -111,13 +111,12 @@ class SimpleLSH(Oracle):
         hubs = largest(self.vectors.squares, self._n_hubs)
         queries = np.zeros((self.bits // 64, n), np.uint64)
 
-        def search(_: int, first: int, last: int) -> None:
+        def search(first: int, last: int) -> None:
             lines = np.arange(first, last, dtype=np.int32)
             # the signs are those of x / ||x||
             rest, signs = np.zeros(last - first, np.float32), np.empty(self.bits, np.float32)
             encode(lines, rows, np.float32(1.0), rest, self._projections, signs, queries)
-            room = hash_room(self.n_classes)
-            nearest_scored(first, last, rows, queries, self.candidates, hubs, of, excluded, room, best)
+            nearest_scored(first, last, rows, queries, self.candidates, hubs, of, excluded, best)
 
         self._on_threads(search, self._cuts(n))
         self.scored += n * min(self.candidates + len(hubs), int(np.count_nonzero(~of.zero)))

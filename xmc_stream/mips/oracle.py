@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,10 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import seed_of, whole
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.domains import ZERO_CLASSES
-from xmc_stream.mips.kernels.innerproducts import Best
-from xmc_stream.mips.kernels.zeroclasses import draw_zero_classes
+from xmc_stream.mips.kernels.innerproducts import Best, draw_zero_classes
 
 T = TypeVar("T")
 Index = Mapping[str, NDArray[Any]]
-
-
-class Answers(NamedTuple):
-    """For each row the class found, -1 where there is none, and its score, w_c.x in float32 (-inf where there is none)."""
-
-    classes: NDArray[np.int32]
-    scores: NDArray[np.float32]
 
 
 class Oracle(ABC):
@@ -75,7 +67,7 @@ class Oracle(ABC):
     def _find(self, rows: Any, excluded: Labels, best: Best) -> None:
         """Fill `best` with the best class found for each row among those whose vector is not zero."""
 
-    def query(self, rows: Any, excluded: Labels, step: int = 0) -> Answers:
+    def query(self, rows: Any, excluded: Labels, step: int = 0) -> Best:
         """The best class for each row.
 
         Parameters
@@ -89,8 +81,8 @@ class Oracle(ABC):
 
         Returns
         -------
-        Answers
-            Classes and scores (n,).
+        Best
+            Classes (n,), -1 where there is none, and scores (n,), -inf there.
         """
         n = count_of(rows)
         excluded = Labels(
@@ -101,15 +93,15 @@ class Oracle(ABC):
             self._find(rows, excluded, best)
             zero = np.flatnonzero(self.vectors.zero & ~self.barred).astype(np.int32)
             draw_zero_classes(zero, excluded, self.seed, ZERO_CLASSES, step, best)
-        return Answers(*best)
+        return best
 
-    def _on_threads(self, work: Callable[[int, int, int], T], bounds: NDArray[Any]) -> list[T]:
-        """work(thread, first, last) for each range that the bounds cut, beside each other."""
+    def _on_threads(self, work: Callable[[int, int], T], bounds: NDArray[Any]) -> list[T]:
+        """work(first, last) for each range that the bounds cut, beside each other."""
         ranges = [(first, last) for first, last in pairwise(bounds.tolist()) if last > first]
         if len(ranges) <= 1:
-            return [work(t, *each) for t, each in enumerate(ranges)]
+            return [work(*each) for each in ranges]
         with ThreadPoolExecutor(len(ranges)) as pool:
-            return list(pool.map(work, range(len(ranges)), *zip(*ranges, strict=True)))
+            return list(pool.map(work, *zip(*ranges, strict=True)))
 
     def _cuts(self, n: int) -> NDArray[np.int64]:
         """Bounds of a range of n for each thread."""

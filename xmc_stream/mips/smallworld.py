@@ -95,8 +95,9 @@ class SmallWorld(Oracle):
         refreshed = min(n_classes, _PORTION) * 44 * sketch  # sketches, those that drifted, those linked at once
         return n_classes * (12 * links + 4 * sketch + 9 + 12 * threads) + n_features * 8 * posts + refreshed
 
-    def _pools(self, size: int, n: int) -> list[kernels.Pool]:
-        return [kernels.new_pool(self.n_classes, size, self._links, self._entries) for _ in range(min(self.threads, n))]
+    def _pool(self, size: int, hubs: NDArray[np.int32]) -> kernels.Pool:
+        """What the searches of one thread hold."""
+        return kernels.new_pool(self.n_classes, size, self._links, len(hubs), self._entries)
 
     def _hubs(self) -> NDArray[np.int32]:
         """Linked classes of the largest norm."""
@@ -127,27 +128,25 @@ class SmallWorld(Oracle):
         kernels.unpost(classes, self.graph)
         kernels.post(classes, sketches, self.vectors.tables, self.graph)
         self.linked_anew += len(classes)
-        first, pools, hubs = 0, self._pools(self._sizes[1], len(classes)), self._hubs()
+        first, hubs = 0, self._hubs()
         while first < len(classes):  # searches see what was linked before these: the same for any number of threads
             before = int(np.count_nonzero(self.graph.linked)) - len(classes) + first
             last = min(first + max(_FIRST, before), len(classes))
-            kernels.link(
-                classes[first:last], *self._neighbours(first, last, classes, sketches, hubs, pools), self.graph
-            )
+            some, rows = classes[first:last], chosen_rows(sketches, np.arange(first, last))
+            kernels.link(some, *self._neighbours(some, rows, hubs), self.graph)
             first = last
 
     def _neighbours(
-        self, begin: int, end: int, classes: NDArray[np.int32], sketches: RankedRows, hubs: NDArray[np.int32],
-        pools: list[kernels.Pool],
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
-        """Those of classes[begin:end], and their similarity."""
-        classes, sketches = classes[begin:end], chosen_rows(sketches, np.arange(begin, end))
+        self, classes: NDArray[np.int32], sketches: RankedRows, hubs: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Those that searches choose for classes, and their similarity."""
         chosen = np.empty((len(classes), self._links), np.int32)
         similarity = np.zeros(chosen.shape, np.float32)
 
-        def search(thread: int, first: int, last: int) -> None:
+        def search(first: int, last: int) -> None:
+            pool = self._pool(self._sizes[1], hubs)
             kernels.find_links(
-                first, last, classes, sketches, hubs, self.vectors.tables, self.graph, pools[thread], chosen, similarity
+                first, last, classes, sketches, hubs, self.vectors.tables, self.graph, pool, chosen, similarity
             )
 
         self._on_threads(search, self._cuts(len(classes)))
@@ -155,12 +154,11 @@ class SmallWorld(Oracle):
 
     def _find(self, rows: RankedRows, excluded: Labels, best: Best) -> None:
         ef, more = self._sizes[0], min(_MORE, int(np.diff(excluded.indptr).max()))
-        hubs, pools = self._hubs(), self._pools(ef + more, len(best.classes))
+        hubs = self._hubs()
 
-        def search(thread: int, first: int, last: int) -> None:
-            kernels.find_best(
-                first, last, rows, excluded, hubs, self.vectors.tables, self.graph, ef, pools[thread], best
-            )
+        def search(first: int, last: int) -> int:
+            pool = self._pool(ef + more, hubs)
+            kernels.find_best(first, last, rows, excluded, hubs, self.vectors.tables, self.graph, ef, pool, best)
+            return int(pool.counts[1])
 
-        self._on_threads(search, self._cuts(len(best.classes)))
-        self.scored += sum(int(pool.counts[1]) for pool in pools)
+        self.scored += sum(self._on_threads(search, self._cuts(len(best.classes))))

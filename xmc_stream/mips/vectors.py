@@ -21,11 +21,9 @@ _PAIRS = 1 << 12  # of dense vectors and rows that are multiplied at a time
 
 
 def ranked(block: CSRBlock) -> kernels.RankedRows:
-    """Rows as kernels of class vectors take them. A feature must not occur twice in a row."""
+    """Rows, the first from entry 0 on, as kernels of class vectors take them. A feature must not occur twice in a row."""
     indptr = np.ascontiguousarray(block.indptr, np.int64)
     indices, values = np.ascontiguousarray(block.indices, np.int32), np.ascontiguousarray(block.values, np.float32)
-    if len(indptr) and indptr[0]:
-        indices, values, indptr = indices[indptr[0] : indptr[-1]], values[indptr[0] : indptr[-1]], indptr - indptr[0]
     rows = kernels.RankedRows(indptr, np.empty(len(indices), np.uint32), np.empty_like(indices), np.empty_like(values))
     kernels.rank_rows(indptr, indices, values, rows.ranks, rows.features, rows.values)
     return rows

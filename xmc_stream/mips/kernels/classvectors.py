@@ -24,7 +24,7 @@ from xmc_stream.kernels.jit import inner_kernel, kernel
 Int = Any  # of Python or NumPy: compiled code makes no difference
 PLACE_BYTES = 8
 MOST_FEATURES = 2**31 - 1  # beyond it a feature could have the rank of an empty place
-_EMPTY = 0xFFFFFFFF
+EMPTY = 0xFFFFFFFF
 _LEAST_BITS, _MOST_BITS = 2, 31
 _CANCELLED = 1e-6  # of its largest: what is left of a square that was kept by differences is summed anew
 _A, _B = np.uint64(0x9E3779B1), np.uint64(0x85EBCA6B)
@@ -110,8 +110,7 @@ def rank_rows(
         order = np.argsort(ranks[low:high])
         for q in range(high - low):
             by_rank[low + q], ranked_values[low + q] = features[low + order[q]], values[low + order[q]]
-        for p in range(low, high):
-            ranks[p] = rank_of(by_rank[p])
+            ranks[low + q] = rank_of(by_rank[low + q])
 
 
 @inner_kernel
@@ -159,14 +158,14 @@ def _take(bits: Int, tables: ClassTables) -> int:
     words, first, places = tables.words, tables.free[bits], length(bits)
     if first >= 0:
         high, low = np.int64(words[2 * first]), np.int64(words[2 * first + 1])
-        tables.free[bits] = -1 if high == _EMPTY else (high << 32) | low
+        tables.free[bits] = -1 if high == EMPTY else (high << 32) | low
     else:
         first = tables.used[0]
         if 2 * (first + places) > len(words):
             return -1
         tables.used[0] += places
     for place in range(first, first + places):
-        words[2 * place] = _EMPTY
+        words[2 * place] = EMPTY
     return int(first)
 
 
@@ -174,8 +173,8 @@ def _take(bits: Int, tables: ClassTables) -> int:
 def _leave(first: Int, bits: Int, tables: ClassTables) -> None:
     """Give a region back."""
     then = tables.free[bits]
-    tables.words[2 * first] = _EMPTY if then < 0 else then >> 32
-    tables.words[2 * first + 1] = 0 if then < 0 else then & _EMPTY
+    tables.words[2 * first] = EMPTY if then < 0 else then >> 32
+    tables.words[2 * first + 1] = 0 if then < 0 else then & EMPTY
     tables.free[bits] = first
 
 
@@ -187,7 +186,7 @@ def _fits(c: Int, bits: Int, more: Int, tables: ClassTables) -> bool:
     words, next_, places = tables.words, np.int64(0), length(bits)
     if tables.bits[c] >= 0:
         for place in range(tables.begin[c], tables.begin[c] + length(np.int64(tables.bits[c]))):
-            if words[2 * place] != _EMPTY:
+            if words[2 * place] != EMPTY:
                 next_ = max(next_, np.int64(words[2 * place]) >> (32 - bits)) + 1
     return bool(next_ < places)
 
@@ -202,7 +201,7 @@ def _move(c: Int, bits: Int, tables: ClassTables) -> bool:
         first, old = tables.begin[c], np.int64(tables.bits[c])
         next_ = to
         for place in range(first, first + length(old)):
-            if words[2 * place] != _EMPTY:
+            if words[2 * place] != EMPTY:
                 new = max(next_, to + (np.int64(words[2 * place]) >> (32 - bits)))
                 words[2 * new], values[2 * new + 1] = words[2 * place], values[2 * place + 1]
                 next_ = new + 1
@@ -226,10 +225,10 @@ def _take_out(c: Int, place: Int, tables: ClassTables) -> None:
     words, values = tables.words, tables.values
     first, shift = tables.begin[c], 32 - np.int64(tables.bits[c])
     after = place + 1
-    while words[2 * after] != _EMPTY and first + (np.int64(words[2 * after]) >> shift) < after:
+    while words[2 * after] != EMPTY and first + (np.int64(words[2 * after]) >> shift) < after:
         words[2 * after - 2], values[2 * after - 1] = words[2 * after], values[2 * after + 1]
         after += 1
-    words[2 * after - 2] = _EMPTY
+    words[2 * after - 2] = EMPTY
     tables.n[c] -= 1
     if tables.n[c] == 0:
         _leave(first, np.int64(tables.bits[c]), tables)
@@ -245,7 +244,7 @@ def _put_in(c: Int, rank: Int, value: np.float32, tables: ClassTables) -> bool:
     while True:
         place = place_of(c, rank, tables)
         empty = place
-        while words[2 * empty] != _EMPTY:
+        while words[2 * empty] != EMPTY:
             empty += 1
         if empty + 1 < tables.begin[c] + length(np.int64(tables.bits[c])):
             break
@@ -281,7 +280,7 @@ def _square(c: Int, tables: ClassTables) -> float:
     """||w_c||^2 in float64, in the order of ranks; of a class that has a region."""
     words, values, total = tables.words, tables.values, 0.0
     for place in range(tables.begin[c], tables.begin[c] + length(np.int64(tables.bits[c]))):
-        if words[2 * place] != _EMPTY:
+        if words[2 * place] != EMPTY:
             total += np.float64(values[2 * place + 1]) * np.float64(values[2 * place + 1])
     return total
 
@@ -364,11 +363,11 @@ def shrink(
         next_, n, square = first, 0, 0.0
         for place in range(first, first + length(bits)):
             rank = np.int64(words[2 * place])
-            if rank == _EMPTY:
+            if rank == EMPTY:
                 continue
             w = values[2 * place + 1] * scale
             w = w - min(max(w, -threshold), threshold)
-            words[2 * place] = _EMPTY
+            words[2 * place] = EMPTY
             if abs(w) <= cut:
                 continue
             next_ = max(next_, first + (rank >> (32 - bits)))
@@ -420,7 +419,7 @@ def export(
         found, weights = np.empty(n, np.int32), np.empty(n, np.float32)
         q = 0
         for place in range(tables.begin[c], tables.begin[c] + length(np.int64(tables.bits[c]))):
-            if tables.words[2 * place] != _EMPTY:
+            if tables.words[2 * place] != EMPTY:
                 found[q] = feature_of(np.int64(tables.words[2 * place]))
                 weights[q] = tables.values[2 * place + 1]
                 q += 1
@@ -441,7 +440,7 @@ def magnitudes(
         if tables.bits[c] < 0:
             continue
         for place in range(tables.begin[c], tables.begin[c] + length(np.int64(tables.bits[c]))):
-            if words[2 * place] != _EMPTY:
+            if words[2 * place] != EMPTY:
                 number = np.int64(words[2 * place + 1]) & 0x7FFFFFFF
                 if low <= number < high:
                     w = np.float64(values[2 * place + 1])

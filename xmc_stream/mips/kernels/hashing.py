@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.instructions import LANES, WORD, at_most, popcount, prefetch, product
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.mips.kernels.innerproducts import Best
+from xmc_stream.mips.kernels.innerproducts import Best, offer
 
 _AHEAD, _LINE = 4, 16  # candidates that vectors are fetched ahead of, floats of a cache line
 _FAR = 255
@@ -28,19 +28,6 @@ class Codes(NamedTuple):
     vectors: NDArray[np.float32]
     codes: NDArray[np.uint64]
     zero: NDArray[np.bool_]
-
-
-class HashRoom(NamedTuple):
-    """Room of one thread: distances (TOGETHER, K and up to 63 more, which are far), candidates (K,)."""
-
-    distances: NDArray[np.uint8]
-    candidates: NDArray[np.int32]
-
-
-def hash_room(n_classes: int) -> HashRoom:
-    """For so many classes."""
-    n = -(-n_classes // WORD) * WORD
-    return HashRoom(np.full((TOGETHER, n), _FAR, np.uint8), np.empty(n_classes, np.int32))
 
 
 @kernel
@@ -98,14 +85,14 @@ def encode(
 
 
 @inner_kernel
-def _measure(first: int, last: int, queries: NDArray[np.uint64], of: Codes, room: HashRoom) -> None:
-    """The Hamming distances of some queries to each class, 254 at most; zero vectors are far."""
+def _measure(first: int, last: int, queries: NDArray[np.uint64], of: Codes, out: NDArray[np.uint8]) -> None:
+    """out: the Hamming distances of some queries to each class, 254 at most; zero vectors are far."""
     codes, n = of.codes, len(of.zero)
     for begin in range(0, n, _PORTION):  # its codes stay in the first-level cache
         end = min(begin + _PORTION, n)
         zero = of.zero[begin:end]
         for i in range(first, last):
-            distances = room.distances[i - first, begin:end]
+            distances = out[i - first, begin:end]
             for word in range(len(codes)):
                 some, query = codes[word, begin:end], queries[word, i]
                 for c in range(len(distances)):
@@ -164,21 +151,21 @@ def nearest_scored(
     hubs: NDArray[np.int32],
     of: Codes,
     excluded: Labels,
-    room: HashRoom,
     best: Best,
 ) -> None:
     """The best of the n classes nearest by code and of the hubs, beside those excluded, for the rows [first, last).
 
     Codes that differ in 254 bits or more are equally far. A score is the sum of `vectors.product`, then what the last
-    coordinates add, in float32. Of equals the lower class.
+    coordinates add, in float32. Of equals the lower class. It holds TOGETHER + 4 bytes for each class.
     """
-    candidates, vectors, queried, r = room.candidates, of.vectors.ravel(), rows.ravel(), rows.shape[1]
-    in_lanes = r - r % LANES
+    vectors, queried, r, n_classes = of.vectors.ravel(), rows.ravel(), rows.shape[1], len(of.zero)
+    in_lanes, candidates = r - r % LANES, np.empty(n_classes, np.int32)
+    distances = np.full((TOGETHER, -(-n_classes // WORD) * WORD), np.uint8(_FAR))  # some more, which are far
     for i in range(first, last):
-        low, high, at = excluded.indptr[i], excluded.indptr[i + 1], (i - first) % TOGETHER
+        n_excluded, at = excluded.indptr[i + 1] - excluded.indptr[i], (i - first) % TOGETHER
         if at == 0:
-            _measure(i, min(i + TOGETHER, last), queries, of, room)
-        found = _nearest(n + high - low, min(WORD * len(queries), _MOST), room.distances[at], candidates)
+            _measure(i, min(i + TOGETHER, last), queries, of, distances)
+        found = _nearest(n + n_excluded, min(WORD * len(queries), _MOST), distances[at], candidates)
         for q in range(-len(hubs), found):
             c = np.int64(candidates[q] if q >= 0 else hubs[q])
             for ahead in range(0, r if 0 <= q + _AHEAD < found else 0, _LINE):
@@ -186,9 +173,4 @@ def nearest_scored(
             score = product(vectors, c * r, queried, i * r, in_lanes)
             for j in range(in_lanes, r):
                 score += vectors[c * r + j] * queried[i * r + j]
-            if score > best.scores[i] or (score == best.scores[i] and c < best.classes[i]):
-                own = False
-                for e in range(low, high):
-                    own = own or excluded.indices[e] == c
-                if not own:
-                    best.classes[i], best.scores[i] = c, score
+            offer(c, score, i, excluded, best)

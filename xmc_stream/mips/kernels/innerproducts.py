@@ -1,4 +1,4 @@
-"""The best class of each row by exact search: class after class, over rows that are stored by feature.
+"""The best class of each row: by exact search, class after class over rows that are stored by feature, or a drawn one.
 
 Scores are float32, added in the order of ranks (`mips.kernels.classvectors`). A product with a stored zero changes no sum, so a
 column of the rows may be dense or not.
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.mips.kernels.classvectors import ClassTables, Int, RankedRows, feature_of, length
-
-_EMPTY = 0xFFFFFFFF
+from xmc_stream.kernels.permutation import key_of
+from xmc_stream.mips.kernels.classvectors import EMPTY, ClassTables, Int, RankedRows, feature_of, length
 
 
 class RowTile(NamedTuple):
@@ -38,10 +38,20 @@ class Excluded(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The best class of each row so far, -1 if none, and its score."""
+    """The best class of each row so far, -1 if none, and its score, w_c.x in float32 (-inf if none)."""
 
     classes: NDArray[np.int32]
     scores: NDArray[np.float32]
+
+
+@inner_kernel
+def offer(c: Int, score: np.float32, i: Int, excluded: Labels, best: Best) -> None:
+    """Make a class the best one of row i, where it is better, of equals lower, and the row does not exclude it."""
+    if score > best.scores[i] or (score == best.scores[i] and c < best.classes[i]):
+        for q in range(excluded.indptr[i], excluded.indptr[i + 1]):
+            if excluded.indices[q] == c:
+                return
+        best.classes[i], best.scores[i] = c, score
 
 
 @kernel
@@ -110,7 +120,7 @@ def scan(
             continue
         scores[:] = 0.0
         for place in range(tables.begin[c], tables.begin[c] + length(np.int64(tables.bits[c]))):
-            if words[2 * place] == _EMPTY:
+            if words[2 * place] == EMPTY:
                 continue
             found, w = column[feature_of(np.int64(words[2 * place]))], weights[2 * place + 1]
             if found > 0:
@@ -119,3 +129,24 @@ def scan(
             elif found < 0:
                 _axpy(w, -found - 1, heavy, scores)
         at = _keep_best(c, excluded, at, factors, scores, best)
+
+
+@kernel
+def draw_zero_classes(zero: NDArray[np.int32], excluded: Labels, seed: int, domain: int, step: int, best: Best) -> None:
+    """Where a row's best score is 0 or less: one of the zero classes (ascending) that it does not exclude, if any, with 0."""
+    for i in range(len(best.classes)):
+        if best.classes[i] >= 0 and best.scores[i] > 0.0:
+            continue
+        barred = np.sort(excluded.indices[excluded.indptr[i] : excluded.indptr[i + 1]])
+        places, n = np.empty(len(barred), np.int64), 0  # of the zero classes that it excludes, each once
+        for c in barred:
+            at = np.searchsorted(zero, c)
+            if at < len(zero) and zero[at] == c and (n == 0 or places[n - 1] != at):
+                places[n] = at
+                n += 1
+        if n == len(zero):
+            continue
+        drawn = np.int64(key_of(seed, domain, step, i) % np.uint64(len(zero) - n))
+        for at in places[:n]:  # the drawn one of those that are left
+            drawn += at <= drawn
+        best.classes[i], best.scores[i] = zero[drawn], 0.0

@@ -15,10 +15,18 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.mips.kernels.classvectors import ClassTables, Int, RankedRows, dot, feature_of, fetch, length, rank_of
-from xmc_stream.mips.kernels.innerproducts import Best
-
-_EMPTY = 0xFFFFFFFF
+from xmc_stream.mips.kernels.classvectors import (
+    EMPTY,
+    ClassTables,
+    Int,
+    RankedRows,
+    dot,
+    feature_of,
+    fetch,
+    length,
+    rank_of,
+)
+from xmc_stream.mips.kernels.innerproducts import Best, offer
 
 
 class Graph(NamedTuple):
@@ -42,9 +50,9 @@ class Graph(NamedTuple):
 class Pool(NamedTuple):
     """What a search holds, one a thread: the best classes found, by score; expanded: their neighbours were looked at.
 
-    stamp (K,): the number of the last search that met a class. waiting (2 M,): neighbours to be scored. sums (K,), touched
-    (K,): what signposts add up to, zeros between searches. entries, entry_sums: the largest of them. counts (4,): the
-    number of the present search, classes scored, its best answer and how many classes it holds; best (1,): the answer's score.
+    stamp (K,): the number of the last search that met a class. waiting: classes to be scored, those that a search begins at
+    or 2 M neighbours. sums (K,), touched (K,): what signposts add up to, zeros between searches. entries, entry_sums: the
+    largest of them. counts (2,): the number of the present search, and classes scored.
     """
 
     classes: NDArray[np.int32]
@@ -57,7 +65,6 @@ class Pool(NamedTuple):
     entries: NDArray[np.int32]
     entry_sums: NDArray[np.float32]
     counts: NDArray[np.int64]
-    best: NDArray[np.float32]
 
 
 def empty_graph(n_classes: int, n_features: int, links: int, sketch: int, posts: int) -> Graph:
@@ -69,19 +76,19 @@ def empty_graph(n_classes: int, n_features: int, links: int, sketch: int, posts:
     )  # fmt: skip
 
 
-def new_pool(n_classes: int, size: int, links: int, entries: int) -> Pool:
-    """For searches that hold `size` classes and begin at so many entries."""
+def new_pool(n_classes: int, size: int, links: int, hubs: int, entries: int) -> Pool:
+    """For searches that hold `size` classes, and begin at so many hubs and entries."""
     return Pool(
         np.empty(size, np.int32), np.empty(size, np.float32), np.empty(size, np.bool_), np.zeros(n_classes, np.int32),
-        np.empty(2 * links, np.int32), np.zeros(n_classes, np.float32), np.empty(n_classes, np.int32),
-        np.empty(entries, np.int32), np.empty(entries, np.float32), np.zeros(4, np.int64), np.zeros(1, np.float32),
+        np.empty(max(2 * links, hubs + entries), np.int32), np.zeros(n_classes, np.float32), np.empty(n_classes, np.int32),
+        np.empty(entries, np.int32), np.empty(entries, np.float32), np.zeros(2, np.int64),
     )  # fmt: skip
 
 
 @inner_kernel
-def _enter(c: Int, score: np.float32, n: Int, found: Pool) -> int:
-    """Put a class into a pool of n, the best first, of equals the lower class; returns how many it then has."""
-    classes, scores, size = found.classes, found.scores, found.counts[3]
+def _enter(c: Int, score: np.float32, n: Int, size: Int, found: Pool) -> int:
+    """Put a class into a pool of n, `size` at most, the best first, of equals the lower class; returns how many it then has."""
+    classes, scores = found.classes, found.scores
     if n == size:
         if score < scores[n - 1] or (score == scores[n - 1] and c > classes[n - 1]):
             return int(n)
@@ -128,66 +135,50 @@ def _begin_at(begin: Int, end: Int, rows: RankedRows, graph: Graph, found: Pool)
 
 
 @inner_kernel
-def _score(
-    c: Int, begin: Int, end: Int, rows: RankedRows, tables: ClassTables, excluded: NDArray[np.int32], low: Int, high: Int,
-    n: Int, found: Pool,
-) -> int:  # fmt: skip
-    """Score a class, put it into the pool, and remember it where it is the best answer."""
-    score = dot(c, begin, end, rows.ranks, rows.values, tables)
-    best = found.counts[2]
-    if best < 0 or score > found.best[0] or (score == found.best[0] and c < best):
-        for e in range(low, high):
-            if excluded[e] == c:
-                return int(_enter(c, score, n, found))
-        found.counts[2], found.best[0] = c, score
-    return int(_enter(c, score, n, found))
+def _wait(c: Int, n: Int, graph: Graph, found: Pool) -> int:
+    """Put a class that searches may find, and this one has not met, to the n that wait; returns how many these then are."""
+    now = np.int32(found.counts[0])
+    if c >= 0 and found.stamp[c] != now and graph.linked[c]:
+        found.stamp[c], found.waiting[n] = now, c
+        n += 1
+    return int(n)
 
 
 @inner_kernel
 def _search(
     i: Int, rows: RankedRows, excluded: Labels, e: Int, hubs: NDArray[np.int32], tables: ClassTables, graph: Graph,
-    found: Pool,
+    size: Int, found: Pool, best: Best,
 ) -> int:  # fmt: skip
-    """Fill the pool with classes of large inner product with row i; how many. The best not excluded: counts[2], best[0].
+    """Fill the pool with up to `size` classes of large inner product with row i; how many. best: of line e, as `excluded`.
 
     From the hubs and the entries that signposts tell, the neighbours of the best class not yet expanded are scored, until
-    all of the pool are expanded. excluded: of its line e.
+    all of the pool are expanded.
     """
-    begin, end = rows.indptr[i], rows.indptr[i + 1]
-    barred, low, high = excluded.indices, excluded.indptr[e], excluded.indptr[e + 1]
-    stamp, waiting, linked, n = found.stamp, found.waiting, graph.linked, 0
+    begin, end, waiting = rows.indptr[i], rows.indptr[i + 1], found.waiting
     found.counts[0] += 1
-    found.counts[2] = -1
-    now = np.int32(found.counts[0])
-    n_entries = _begin_at(begin, end, rows, graph, found)
-    for q in range(len(hubs) + n_entries):
-        c = hubs[q] if q < len(hubs) else found.entries[q - len(hubs)]
-        if stamp[c] != now and linked[c]:
-            stamp[c] = now
-            found.counts[1] += 1
-            n = _score(c, begin, end, rows, tables, barred, low, high, n, found)
-    at = 0
-    while at < n:
-        if found.expanded[at]:
-            at += 1
-            continue
-        found.expanded[at] = True
-        c, n_waiting = found.classes[at], 0
-        for q in range(graph.neighbours.shape[1]):
-            d = graph.neighbours[c, q]
-            if d >= 0 and stamp[d] != now and linked[d]:
-                stamp[d] = now
-                waiting[n_waiting] = d
-                n_waiting += 1
+    n, n_waiting, n_entries = 0, 0, _begin_at(begin, end, rows, graph, found)
+    for c in hubs:
+        n_waiting = _wait(c, n_waiting, graph, found)
+    for q in range(n_entries):
+        n_waiting = _wait(found.entries[q], n_waiting, graph, found)
+    while True:
+        found.counts[1] += n_waiting
         for q in range(min(n_waiting, 1)):
             fetch(waiting[q], begin, end, rows.ranks, tables)
         for q in range(n_waiting):
             if q + 1 < n_waiting:
                 fetch(waiting[q + 1], begin, end, rows.ranks, tables)
-            n = _score(waiting[q], begin, end, rows, tables, barred, low, high, n, found)
-        found.counts[1] += n_waiting
-        at = 0
-    return n
+            score = dot(waiting[q], begin, end, rows.ranks, rows.values, tables)
+            offer(waiting[q], score, e, excluded, best)
+            n = _enter(waiting[q], score, n, size, found)
+        at, n_waiting = 0, 0
+        while at < n and found.expanded[at]:
+            at += 1
+        if at == n:
+            return int(n)
+        found.expanded[at] = True
+        for d in graph.neighbours[found.classes[at]]:
+            n_waiting = _wait(d, n_waiting, graph, found)
 
 
 @kernel
@@ -200,10 +191,8 @@ def find_best(
     The pool may bound it: classes that are excluded are often the best ones, and would push all others out.
     """
     for i in range(first, last):
-        found.counts[3] = min(len(found.classes), ef + excluded.indptr[i + 1] - excluded.indptr[i])
-        _search(i, rows, excluded, i, hubs, tables, graph, found)
-        if found.counts[2] >= 0:
-            best.classes[i], best.scores[i] = found.counts[2], found.best[0]
+        size = min(len(found.classes), ef + excluded.indptr[i + 1] - excluded.indptr[i])
+        _search(i, rows, excluded, i, hubs, tables, graph, size, found, best)
 
 
 @kernel
@@ -213,9 +202,9 @@ def find_links(
 ) -> None:  # fmt: skip
     """chosen, similarity (n, M): of the largest inner product with the sketch of each of classes[first : last)."""
     nobody = Labels(np.zeros(2, np.int64), np.empty(0, np.int32))
-    found.counts[3] = len(found.classes)
+    nothing = Best(np.zeros(1, np.int32), np.zeros(1, np.float32))
     for i in range(first, last):
-        n, at = _search(i, sketches, nobody, 0, hubs, tables, graph, found), 0
+        n, at = _search(i, sketches, nobody, 0, hubs, tables, graph, len(found.classes), found, nothing), 0
         for q in range(n):
             if found.classes[q] != classes[i] and at < chosen.shape[1]:
                 chosen[i, at], similarity[i, at] = found.classes[q], found.scores[q]
@@ -231,6 +220,20 @@ def _has(line: NDArray[np.int32], c: Int, d: Int) -> bool:
     return bool(found)
 
 
+@inner_kernel
+def _keep(c: Int, weight: np.float32, ids: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
+    """Put a class into a list: at its first free place, or in the place of the smallest weight, if its own is larger."""
+    least = 0
+    for q in range(len(ids)):
+        if ids[q] < 0:
+            least = q
+            break
+        if weights[q] < weights[least]:
+            least = q
+    if ids[least] < 0 or weights[least] < weight:
+        ids[least], weights[least] = c, weight
+
+
 @kernel
 def link(classes: NDArray[np.int32], chosen: NDArray[np.int32], similarity: NDArray[np.float32], graph: Graph) -> None:
     """Give classes the neighbours that were chosen, in this order; those get a link back where it is among their most alike."""
@@ -240,17 +243,8 @@ def link(classes: NDArray[np.int32], chosen: NDArray[np.int32], similarity: NDAr
         neighbours[c, :width] = chosen[i]
         for q in range(width):
             d = chosen[i, q]
-            if d < 0 or _has(neighbours, d, c):
-                continue
-            least = width
-            for back in range(width, 2 * width):
-                if neighbours[d, back] < 0:
-                    least = back
-                    break
-                if graph.similarity[d, back - width] < graph.similarity[d, least - width]:
-                    least = back
-            if neighbours[d, least] < 0 or graph.similarity[d, least - width] < similarity[i, q]:
-                neighbours[d, least], graph.similarity[d, least - width] = c, similarity[i, q]
+            if d >= 0 and not _has(neighbours, d, c):
+                _keep(c, similarity[i, q], neighbours[d, width:], graph.similarity[d])
 
 
 @kernel
@@ -283,29 +277,22 @@ def sketch(classes: NDArray[np.int32], tables: ClassTables, indptr: NDArray[np.i
     """The largest entries by magnitude, of equals those of lower rank: of class i those of [indptr[i], indptr[i + 1])."""
     words, values = tables.words, tables.values
     for i in range(len(classes)):
-        c, wanted = classes[i], indptr[i + 1] - indptr[i]
+        c, at, wanted, n = classes[i], indptr[i], indptr[i + 1] - indptr[i], 0
         if wanted == 0:
             continue
-        first, places = tables.begin[c], length(np.int64(tables.bits[c]))
-        least, ties = np.float32(0.0), tables.n[c]
-        if wanted < tables.n[c]:
-            sizes, n = np.empty(tables.n[c], np.float32), 0
-            for place in range(first, first + places):
-                if words[2 * place] != _EMPTY:
-                    sizes[n] = abs(values[2 * place + 1])
-                    n += 1
-            least, ties = np.partition(sizes, n - wanted)[n - wanted], wanted
-            for q in range(n):
-                ties -= 1 if sizes[q] > least else 0
-        at = indptr[i]
-        for place in range(first, first + places):
-            if words[2 * place] == _EMPTY:
-                continue
-            size = abs(values[2 * place + 1])
-            if size > least or (size == least and ties > 0):
-                ties -= 1 if size == least else 0
-                sketches.ranks[at], sketches.values[at] = words[2 * place], values[2 * place + 1]
-                sketches.features[at] = feature_of(np.int64(words[2 * place]))
+        sizes, found = np.empty(tables.n[c], np.float32), np.empty(tables.n[c], np.int64)
+        for place in range(tables.begin[c], tables.begin[c] + length(np.int64(tables.bits[c]))):
+            if words[2 * place] != EMPTY:
+                sizes[n], found[n] = abs(values[2 * place + 1]), place
+                n += 1
+        least = np.partition(sizes, n - wanted)[n - wanted]
+        ties = wanted - np.count_nonzero(sizes > least)
+        for q in range(n):
+            if sizes[q] > least or (sizes[q] == least and ties > 0):
+                ties -= int(sizes[q] == least)
+                rank = words[2 * found[q]]
+                sketches.ranks[at], sketches.values[at] = rank, values[2 * found[q] + 1]
+                sketches.features[at] = feature_of(np.int64(rank))
                 at += 1
 
 
@@ -363,14 +350,5 @@ def post(classes: NDArray[np.int32], sketches: RankedRows, tables: ClassTables, 
         for p in range(begin, sketches.indptr[i + 1]):
             j, w = sketches.features[p], sketches.values[p]
             graph.sketches[c, p - begin] = j
-            if w <= 0.0:
-                continue
-            least = 0
-            for q in range(posted.shape[1]):
-                if posted[j, q] < 0:
-                    least = q
-                    break
-                if weights[j, q] < weights[j, least]:
-                    least = q
-            if posted[j, least] < 0 or weights[j, least] < w:
-                posted[j, least], weights[j, least] = c, w
+            if w > 0.0:
+                _keep(c, w, posted[j], weights[j])
