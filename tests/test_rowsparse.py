@@ -17,13 +17,13 @@ import scipy.sparse as sp
 from helpers.damage import damage, flip
 from helpers.executed import evaluated, ranked
 from helpers.problems import tight
-from helpers.row_sparse import finished, rows_and_labels, weights, written
+from helpers.row_sparse import by_blocks, finished, rows_and_labels, weights, written
 from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.grouplasso.predict import plan_rows
-from xmc_stream.grouplasso.rows import Rows, new_rows
+from xmc_stream.grouplasso.rows import write_rows
 from xmc_stream.models import Execution
 from xmc_stream.models.decisions import Decision
 from xmc_stream.runtime.job import Notes, run_here
@@ -73,24 +73,22 @@ def best(scores: Any, k: int) -> Any:
 
 
 @pytest.mark.parametrize("step", [1, 7, 300])
-def test_rows_are_read_as_they_were_written_without_those_of_zeros(step: int, W: Any, tmp_path: Path) -> None:
-    with new_rows(tmp_path / "rows", D, K) as writer:
-        for first in range(0, D, step):
-            writer.append(np.arange(first, min(first + step, D)), W[first : first + step])
+def test_rows_are_read_as_they_were_written_without_those_of_zeros(
+    step: int, data: xs.Dataset, W: Any, tmp_path: Path
+) -> None:
+    model: Any = finished(tmp_path / "m", data, by_blocks(W, step))
     chosen = np.flatnonzero(W.any(axis=1))
-    assert (writer.n_selected, writer.nnz) == (SELECTED, np.count_nonzero(W))
-    rows = Rows(str(tmp_path / "rows"), SELECTED, D, K)
-    np.testing.assert_array_equal(rows.features(), chosen)
-    np.testing.assert_array_equal(rows.block(0, SELECTED), W[chosen])
-    np.testing.assert_array_equal(rows.block(3, 30, 11, 60), W[chosen[3:30], 11:60])
-    np.testing.assert_array_equal(np.concatenate([block for _, block in rows.blocks()]), W[chosen])
+    assert (model.n_selected, model.nnz) == (SELECTED, np.count_nonzero(W))
+    np.testing.assert_array_equal(model.row_features(), chosen)
+    np.testing.assert_array_equal(model.rows(0, SELECTED), W[chosen])
+    np.testing.assert_array_equal(model.rows(3, 30, 11, 60), W[chosen[3:30], 11:60])
+    np.testing.assert_array_equal(np.concatenate([block for _, block in model.all_rows()]), W[chosen])
 
 
 def test_only_rows_in_the_order_of_features_are_taken(tmp_path: Path) -> None:
     def write(features: list[int], shape: tuple[int, int]) -> None:
-        with new_rows(tmp_path / "rows", D, K) as writer:
-            writer.append(np.array([1]), np.ones((1, K)))
-            writer.append(np.array(features), np.ones(shape))
+        blocks = [(np.array([1]), np.ones((1, K))), (np.array(features), np.ones(shape))]
+        write_rows(tmp_path / "rows", D, K, blocks)
 
     for features, shape in (([2, 1], (2, K)), ([0], (1, K)), ([5, 5], (2, K)), ([D], (1, K)), ([7], (1, K + 1))):
         with pytest.raises(ValueError, match="after 1"):
@@ -391,10 +389,8 @@ def beyond(tmp_path_factory: pytest.TempPathFactory, model: xs.Model, data: xs.D
     X = sp.random(n, d, 0.002, format="csr", dtype=np.float32, random_state=1)
     Y = sp.csr_matrix((np.ones(n), (np.arange(n), np.arange(n) * 11 % k)), shape=(n, k), dtype=np.float32)
     wide = xs.convert(X, folder / "d.xmc", labels=Y, normalize="none", memory_limit=LIMIT)
-    with finished(folder / "m", wide) as writer:
-        for first in range(0, selected, 500):
-            features = np.arange(first, first + 500)
-            writer.append(features, np.outer(1 + features % 7, line_of(k)).astype(np.float32))
+    every = (np.arange(first, first + 500) for first in range(0, selected, 500))
+    finished(folder / "m", wide, ((some, np.outer(1 + some % 7, line_of(k)).astype(np.float32)) for some in every))
     assert folder_bytes(folder / "m") > TIGHT
     runs = []
     for limit, threads in ((TIGHT, 2), (1500 * 10**6, 1)):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +10,33 @@ import numpy as np
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.grouplasso.rows import ROWS, RowsWriter, new_rows
+from xmc_stream.grouplasso.rows import ROWS, write_rows
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
 from xmc_stream.store.names import SELECTED, VOCABULARY, copy_folders
 
 
-@contextmanager
-def finished(path: Path, dataset: xs.Dataset) -> Iterator[RowsWriter]:
-    """A model of the rows that the block writes, as a training would leave it."""
-    work, shape = path.with_name(path.name + ".partial"), (dataset.n_features, dataset.n_labels)
+def finished(path: Path, dataset: xs.Dataset, blocks: Iterable[tuple[Any, Any]]) -> xs.Model:
+    """A model of blocks of features and their rows, as a training would leave it."""
+    work = path.with_name(path.name + ".partial")
     begin_model(work)
-    with new_rows(work / ROWS, *shape) as writer:
-        yield writer
-    made = {"nnz": writer.nnz, "n_selected": writer.n_selected, KIND: "row-sparse", "run": {}}
+    stored = write_rows(work / ROWS, dataset.n_features, dataset.n_labels, blocks)
+    made = {**stored, KIND: "row-sparse", "run": {}}
     taken = {name: dataset.attributes[name] for name in (SELECTED,) if name in dataset.attributes}
     copy_folders(dataset.path, work, VOCABULARY)
     write_label_counts(work, dataset)
     finish_model(work, path, {**model_attributes(dataset, "group-lasso", {}, 0, made), **taken})
+    return xs.load_model(path)
 
 
 def written(path: Path, dataset: xs.Dataset, W: Any, step: int = 7) -> xs.Model:
     """A model of W (D x K, dense), whose rows are given `step` at a time."""
-    with finished(path, dataset) as writer:
-        for first in range(0, len(W), step):
-            writer.append(np.arange(first, min(first + step, len(W))), W[first : first + step])
-    return xs.load_model(path)
+    return finished(path, dataset, by_blocks(W, step))
+
+
+def by_blocks(W: Any, step: int) -> Iterator[tuple[Any, Any]]:
+    """Blocks of so many features, and their rows."""
+    for first in range(0, len(W), step):
+        yield np.arange(first, min(first + step, len(W))), W[first : first + step]
 
 
 def weights(d: int, k: int, n_selected: int, seed: int = 0) -> Any:

@@ -17,7 +17,7 @@ from xmc_stream.grouplasso.columns import Columns, Targets
 from xmc_stream.grouplasso.extrapolation import LEAST, MOST_VALUES, Extrapolation
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.grouplasso.plan import DescentPlan, width_of
-from xmc_stream.grouplasso.rows import ROWS, new_rows
+from xmc_stream.grouplasso.rows import ROWS, write_rows
 from xmc_stream.grouplasso.solver import Descent, order_of, problem_of
 from xmc_stream.grouplasso.state import (
     ACTIVE,
@@ -286,7 +286,4 @@ class ModelJob:
         """Copy."""
         dataset = Dataset(self.data.path)
         state = State(Path(self.state), dataset.n_features, dataset.n_labels)
-        with new_rows(Path(self.data.work) / ROWS, dataset.n_features, dataset.n_labels) as writer:
-            for features, rows in state.rows():
-                writer.append(features, rows)
-        return {"nnz": writer.nnz, "n_selected": writer.n_selected}
+        return write_rows(Path(self.data.work) / ROWS, dataset.n_features, dataset.n_labels, state.rows())

@@ -19,7 +19,7 @@ from xmc_stream.grouplasso.predict import (
     RowsRun,
     RowsWarmUp,
 )
-from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights, new_rows
+from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights, write_rows
 from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model, compare, refuse_model
 from xmc_stream.runtime.check import array_jobs, checked_reading, common_model_jobs
@@ -53,22 +53,41 @@ class RowSparseModel(RowSparseWeights, Model):
         return f", {self.n_selected} features selected"
 
     def _hash_weights(self, update: Callable[[Any], None]) -> None:
-        update(self.rows.features().astype("<i8").data)
-        for _, rows in self.rows.blocks():
+        update(self.row_features().astype("<i8").data)
+        for _, rows in self.all_rows():
             update(rows.astype("<f4").data)
 
     def selected_names(self) -> list[str] | None:
         """The names of the selected features, in the order of `selected_features`; None where features have no names."""
         names = self.feature_names()
-        return None if names is None else names.take(self.rows.features())
+        return None if names is None else names.take(self.row_features())
 
     def compact(
         self, path: str | Path, overwrite: bool = False, memory_limit: str | float | None = None, check: bool = True
     ) -> Model:
         """A model on disk that has the selected features alone: see `Model.compact`."""
+        from xmc_stream.runtime.making import COMMAND, STORE, make, refuse_all
+
         if check:
             compare(self)
-        _compact(self, target_path(path), overwrite, memory_limit)
+
+        def refuse(path: Path) -> None:
+            refuse_model(path, self.path, overwrite)
+
+        path = target_path(path)
+        refuse_all([path], refuse, _COMMAND)
+        needs = {
+            "selected features": 5 * 8 * self.n_selected,
+            "rows": 2 * 4 * max(WINDOW, self.n_labels),
+            "writers": 2 * CHUNK_BYTES,
+        }
+        MemoryLimit.kept(memory_limit).check(needs, "compacting a model")
+
+        def write(work: Path, ledger: Ledger) -> Receipt:
+            _write_selected(self, work / "model", work / STORE)
+            return {}
+
+        make(path, {COMMAND: _COMMAND, "model": self.attributes.get(SEAL)}, write, refuse, anew=True)
         return RowSparseModel(path)
 
     def to_scipy(self) -> scipy.sparse.csc_matrix:
@@ -121,8 +140,8 @@ class RowSparseModel(RowSparseWeights, Model):
             if not (folder / name).exists():
                 checker.damage.append(f"{folder / name} is missing")
         if checker.whole(folder):
-            features = self.rows.features()
-            for first, rows in self.rows.blocks():
+            features = self.row_features()
+            for first, rows in self.all_rows():
                 counts = np.count_nonzero(rows, axis=1)
                 nnz += int(counts.sum())
                 checker.damage += [
@@ -151,42 +170,19 @@ class RowSparseModel(RowSparseWeights, Model):
 
     def _by_class(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
         """Ranges of classes: weights of each class that are not zero, their features and values, class after class."""
-        features, rows = self.rows.features(), self.rows
-        width = max(1, WINDOW // max(rows.n, 1))
+        features = self.row_features()
+        width = max(1, WINDOW // max(self.n_selected, 1))
         for low in range(0, self.n_labels, width):
-            by_class = np.ascontiguousarray(rows.block(0, rows.n, low, min(low + width, self.n_labels)).T)
+            by_class = np.ascontiguousarray(self.rows(0, self.n_selected, low, min(low + width, self.n_labels)).T)
             classes, places = np.nonzero(by_class)
             yield np.bincount(classes, minlength=len(by_class)), features[places], by_class[classes, places]
 
 
-def _compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: str | float | None) -> None:
-    """Write it: see `Model.compact`."""
-    from xmc_stream.runtime.making import COMMAND, STORE, make, refuse_all
-
-    def refuse(path: Path) -> None:
-        refuse_model(path, model.path, overwrite)
-
-    refuse_all([path], refuse, _COMMAND)
-    needs = {
-        "selected features": 5 * 8 * model.n_selected,
-        "rows": 2 * 4 * max(WINDOW, model.n_labels),
-        "writers": 2 * CHUNK_BYTES,
-    }
-    MemoryLimit.kept(memory_limit).check(needs, "compacting a model")
-
-    def write(work: Path, ledger: Ledger) -> Receipt:
-        _write_selected(model, work / "model", work / STORE)
-        return {}
-
-    make(path, {COMMAND: _COMMAND, "model": model.attributes.get(SEAL)}, write, refuse, anew=True)
-
-
 def _write_selected(model: RowSparseWeights, work: Path, path: Path) -> None:
     begin_model(work)
-    with new_rows(work / ROWS, model.n_selected, model.n_labels) as writer:
-        for first, rows in model.rows.blocks():
-            writer.append(np.arange(first, first + len(rows)), rows)
-    select_names(model.path, work, model.rows.features())
+    blocks = ((np.arange(first, first + len(rows)), rows) for first, rows in model.all_rows())
+    write_rows(work / ROWS, model.n_selected, model.n_labels, blocks)
+    select_names(model.path, work, model.row_features())
     if (model.path / LABEL_COUNTS).exists():
         shutil.copytree(model.path / LABEL_COUNTS, work / LABEL_COUNTS, copy_function=copy_file)
     kept = {name: value for name, value in model.attributes.items() if name not in _LEFT_OUT}

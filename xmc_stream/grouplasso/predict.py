@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.grouplasso.kernels.rows import add_products
-from xmc_stream.grouplasso.rows import ROWS, RowSparseWeights, new_rows
+from xmc_stream.grouplasso.rows import ROWS, RowSparseWeights, write_rows
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.ranking import fold_top_k
@@ -157,7 +157,7 @@ class Scorer:
 
     def __init__(self, model: RowSparseWeights, sizes: RowsPlan, raw: bool) -> None:
         self._model, self._sizes, self._raw = model, sizes, raw
-        self.features = model.rows.features()
+        self.features = model.row_features()
         self._blocks = class_blocks(model.n_labels, sizes.width)
         self._room = np.empty(sizes.rows * sizes.width, np.float32)
 
@@ -177,7 +177,7 @@ class Scorer:
         self, rows: CSR, first: int, last: int, low: int, high: int, at: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> None:
         key, size = (str(self._model.path), first, last, low, high), 4 * (last - first) * (high - low)
-        read = partial(self._model.rows.block, first, last, low, high)
+        read = partial(self._model.rows, first, last, low, high)
         with shared_cache(self._sizes.cache_bytes).use(key, size, read) as tile:
             add_products(rows.indptr, rows.indices, rows.values, first, tile, at, scores)
 
@@ -222,9 +222,9 @@ class HeldRows:
     """All rows of W in memory, by ranges of classes, and what goes with these."""
 
     def __init__(self, model: RowSparseWeights) -> None:
-        self._features = model.rows.features()
+        self._features = model.row_features()
         self._tiles = [
-            (low, model.rows.block(0, model.n_selected, low, high), rescaling_of(model, low, high))
+            (low, model.rows(0, model.n_selected, low, high), rescaling_of(model, low, high))
             for low, high in class_blocks(model.n_labels, MOST_CLASSES)
         ]
 
@@ -289,7 +289,7 @@ class RowsForecaster(RankingForecaster):
         matrices = (dataset.X_rows(), dataset.Y_rows()) if self.evaluate else (dataset.X_rows(),)
         n_bytes = stream_bytes(matrices, sizes.ranges(dataset.n_samples))
         times = 1 if sizes.keeps_tiles else (1 + self.evaluate) * sizes.row_blocks(dataset)
-        entries = int(dataset.feature_counts()[model.rows.features()].sum())
+        entries = int(dataset.feature_counts()[model.row_features()].sum())
         work = (entries / _MULTIPLY_ADDS + dataset.n_samples / _SCORES) * model.n_labels * (1 + self.evaluate)
         work += times * 4 * model.n_selected * model.n_labels / _BYTES
         needs = rows_needs(plan, model, dataset, self.k, sizes, self.of_labels)
@@ -311,10 +311,8 @@ class RowsWarmUp(WarmUp):
         with a_few_rows() as dataset:
             path = Path(dataset.path).parent
             begin_model(path / "model.partial")
-            shape = dataset.n_features, dataset.n_labels
-            with new_rows(path / "model.partial" / ROWS, *shape) as writer:
-                writer.append(np.arange(3), np.ones((3, dataset.n_labels), np.float32))
-            made = {"nnz": writer.nnz, "n_selected": writer.n_selected}
+            rows = np.arange(3), np.ones((3, dataset.n_labels), np.float32)
+            made = write_rows(path / "model.partial" / ROWS, dataset.n_features, dataset.n_labels, [rows])
             finish_model(path / "model.partial", path / "model", model_attributes(dataset, "", {}, 0, made))
             # cut by classes, so that tiles are gathered
             model, plan = RowSparseWeights(path / "model"), MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(classes=2))
