@@ -18,7 +18,6 @@ from xmc_stream.grouplasso import descent
 from xmc_stream.grouplasso.descent import Data
 from xmc_stream.grouplasso.extrapolation import Extrapolation
 from xmc_stream.grouplasso.gradient import SigmaJob
-from xmc_stream.grouplasso.kernels.margins import LOSSES as KERNEL_LOSSES
 from xmc_stream.grouplasso.parameters import LOSSES, SOLVERS, GroupLassoParameters
 from xmc_stream.grouplasso.run import GroupLassoRun
 from xmc_stream.runtime import plan as portion
@@ -52,10 +51,6 @@ def solve(X: Any, Y: Any, folder: Path, threads: int = 1, **options: Any) -> tup
 def objective(loss: str, X: Any, Y: Any, W: Any, mix: float = 0.0, lam: float = LAM) -> float:
     exact = X.toarray().astype(np.float64)
     return twin.losses(loss, exact, Y.toarray() > 0, W) + twin.penalty(W, lam * mix, lam * (1 - mix))
-
-
-def test_the_losses_are_those_of_the_kernels() -> None:
-    assert LOSSES == KERNEL_LOSSES
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.4])

@@ -33,7 +33,6 @@ from xmc_stream.grouplasso.kernels.descent import (
 )  # fmt: skip
 from xmc_stream.grouplasso.kernels.margins import (
     LANES,
-    LOSSES,
     PAD,
     Lines,
     add_entries,
@@ -44,6 +43,7 @@ from xmc_stream.grouplasso.kernels.margins import (
     new_sums,
     settle,
 )  # fmt: skip
+from xmc_stream.grouplasso.parameters import LOSSES
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.instructions import total
 from xmc_stream.kernels.jit import kernel
@@ -92,7 +92,8 @@ def problem(
     loss: str, n: int, k: int, lam1: float = 0.0, lam2: float = 0.1, ridge: float = 0.0, search: bool = True
 ) -> Problem:
     bound = {"multitask": 2.0, "logistic": 0.5}.get(loss, 2.0 * k)
-    return Problem(LOSSES.index(loss), k, n, lam1, lam2, ridge, search, bound)
+    scale = (1.0 if loss == "logistic" else 2.0) / n
+    return Problem(LOSSES.index(loss), k, n, scale, lam1, lam2, ridge, search, bound)
 
 
 @losses
@@ -109,7 +110,7 @@ def test_losses_gradients_and_curvature_are_the_twins(loss: str, k: int) -> None
         begin, end = block.indptr[j], block.indptr[j + 1]
         middle = (begin + end) // 2
         for part in ((begin, middle), (middle, end)):  # in pieces, as a long column comes
-            add_entries(LOSSES.index(loss), *part, begin, block.indices, block.values, lines, sums)
+            add_entries(LOSSES.index(loss), *part, begin, 0, block.indices, block.values, lines, sums)
         got = sums.g + sums.near_g, sums.h + sums.near_h
         np.testing.assert_allclose(scale * got[0][:k], g[j], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(scale * got[1][:k], h[j], rtol=1e-4, atol=1e-5)
@@ -213,7 +214,7 @@ def test_a_constant_step_is_the_twins() -> None:
     lines, _ = settled("multiclass", X, Y, W)
     sums, step, block = new_sums(16), new_step(16), csc(X)
     begin, end = block.indptr[1:3]
-    add_entries(0, begin, end, begin, block.indices, block.values, lines, sums)
+    add_entries(0, begin, end, begin, 0, block.indices, block.values, lines, sums)
     square = add_squares(begin, end, block.values, 0.0)
     propose(wide(W)[1], square, of, sums, step)
     length = of.curvature * (X[:, 1].astype(np.float64) ** 2).sum() / len(X)
@@ -230,7 +231,7 @@ def test_a_step_that_lowers_too_little_is_halved(loss: str, seed: int, j: int) -
     begin, end = block.indptr[j : j + 2]
     lines, _ = settled(loss, X, Y, W)
     weights, sums, step = wide(W), new_sums(LANES), new_step(LANES)
-    add_entries(of.loss, begin, end, begin, block.indices, block.values, lines, sums)
+    add_entries(of.loss, begin, end, begin, 0, block.indices, block.values, lines, sums)
     propose(weights[j], add_squares(begin, end, block.values, 0.0), of, sums, step)
     whole = step.d[:k].copy()
 
@@ -280,8 +281,7 @@ def test_gradients_by_windows_of_rows_are_those_of_all_rows(loss: str) -> None:
         for first in range(0, 150, step):
             some = slice(first, min(first + step, 150))
             part = Lines(lines.values[some], lines.active[some], lines.y_indptr[first : some.stop + 1], lines.y_indices)
-            room = np.empty(len(block.indices), np.int32)
-            add_gradients(LOSSES.index(loss), block, at, first, room, part, new_sums(width), near, whole)
+            add_gradients(LOSSES.index(loss), block, at, first, part, new_sums(width), near, whole)
         found.append(whole)
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])

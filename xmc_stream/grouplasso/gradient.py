@@ -21,7 +21,7 @@ from xmc_stream.grouplasso.arrays import InFile
 from xmc_stream.grouplasso.columns import Columns
 from xmc_stream.grouplasso.descent import Data, Stage
 from xmc_stream.grouplasso.kernels.descent import N_SUMS, Problem, step_rows
-from xmc_stream.grouplasso.kernels.margins import LOGISTIC, Lines, add_gradients, add_scores, new_sums, settle
+from xmc_stream.grouplasso.kernels.margins import Lines, add_gradients, add_scores, new_sums, settle
 from xmc_stream.grouplasso.plan import GradientPlan, feature_run, row_run, width_of
 from xmc_stream.grouplasso.solver import problem_of
 from xmc_stream.kernels.blocks import CSR
@@ -127,19 +127,18 @@ class GradientJob(_Part):
         """Add up, window after window of the array's lines."""
         dataset, problem, out = self._dataset, self._problem(), self._matrix(self.out)
         columns, array = Columns(dataset, self.sizes.entries), self._matrix("array")
-        unit = 1.0 / dataset.n_samples
-        scale, room = unit if problem.loss == LOGISTIC else 2.0 * unit, new_sums(out.width)
+        room = new_sums(out.width)
         whole = list(self._windows(dataset, array)) if self.sizes.rows >= dataset.n_samples else None
         for low in range(self.first, self.last, self.sizes.columns):
             features = np.arange(low, min(low + self.sizes.columns, self.last))
             for a, b in columns.batches(features, self.sizes.columns):
                 block = columns.gather(features[a:b])
-                at, indices = block.indptr[:-1].copy(), np.empty(len(block.indices), block.indices.dtype)
+                at = block.indptr[:-1].copy()
                 near, wide = np.zeros((b - a, out.width), np.float32), np.zeros((b - a, out.width))
                 for first, lines in whole or self._windows(dataset, array):
                     stop_if_unwanted()
-                    add_gradients(problem.loss, block, at, first, indices, lines, room, near, wide)
-                out.write(int(features[a]), (wide * scale).astype(np.float32))
+                    add_gradients(problem.loss, block, at, first, lines, room, near, wide)
+                out.write(int(features[a]), (wide * problem.scale).astype(np.float32))
         share = int(columns.counts[self.first : self.last].sum()) / max(columns.X.nnz, 1)
         return {"passes": share, "bytes_read": columns.X.bytes_read}
 

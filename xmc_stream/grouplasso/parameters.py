@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 
-# in the order of kernels.margins.LOSSES, which is not loaded here: it would load the compiler
-LOSSES = ("multiclass", "multitask", "logistic", "label-ranking")
+LOSSES = ("multiclass", "multitask", "logistic", "label-ranking")  # `kernels.margins` knows them by their places
 SOLVERS = ("bcd-ls", "bcd-cst", "fista", "sparsa", "fobos")
 
 

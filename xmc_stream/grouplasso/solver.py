@@ -52,8 +52,9 @@ def problem_of(p: GroupLassoParameters, lam: float, ridge: float, n_samples: int
     """
     loss = LOSSES.index(p.loss)
     curvature = {MULTITASK: 2.0, LOGISTIC: 0.5}.get(loss, 2.0 * n_labels)
+    scale = (1.0 if loss == LOGISTIC else 2.0) / n_samples
     return Problem(
-        loss, n_labels, n_samples, lam * p.mix, lam * (1.0 - p.mix), ridge / n_samples, not p.draws, curvature
+        loss, n_labels, n_samples, scale, lam * p.mix, lam * (1.0 - p.mix), ridge / n_samples, not p.draws, curvature
     )
 
 
@@ -158,17 +159,17 @@ class Descent:
         sums.h[:] = 0
         for begin, rows, values in self.columns.pieces(feature):
             some = Some(self.targets, self.array, rows, self._room)
-            add_entries(problem.loss, 0, len(rows), -begin, some.numbers, values, some.lines, sums)
+            add_entries(problem.loss, 0, len(rows), -begin, 0, some.numbers, values, some.lines, sums)
             if problem.loss == LOGISTIC or not problem.search:
                 square = add_squares(0, len(values), values, square)
         propose(w[0], square, problem, sums, step)
         if step.noted[1] < 0:
-            tries, size = 1, 1.0
-            while not falls(w[0], self._move_long(feature), tries, size, problem, sums, step):
+            size = 1.0
+            while not falls(w[0], self._move_long(feature), size, problem, sums, step):
                 scale_step(step.d, np.float32(-1.0))
                 self._move_long(feature)
                 scale_step(step.d, np.float32(-0.5))
-                tries, size = tries + 1, 0.5 * size
+                size *= 0.5
             w[0] += step.d
             self.weights.put(line, w)
         note(w[0], 0, problem, step, visited)

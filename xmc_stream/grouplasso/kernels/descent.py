@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.grouplasso.kernels.margins import LOGISTIC, Lines, Sums, add_entries, end_sums, move_entries
+from xmc_stream.grouplasso.kernels.margins import LOGISTIC, Lines, Sums, add_entries, flush, move_entries
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.permutation import mix
 
 SIGMA = 0.01
-MOST_TRIES = 30  # of the line search
+LEAST_SIZE = 0.5**29  # of a step of the line search
 LOGISTIC_SHARE = 0.25  # of the constant step's L, which that of a line search is at least
 LEAST_CURVATURE = 1e-12
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -32,13 +32,15 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 class Problem(NamedTuple):
     """What is minimised, and by which steps.
 
-    loss: see `margins`; n_labels: K; n_samples: N. lam1, lam2, ridge: of the penalty, see above. search: whether a line
-    search finds the step; else L is the constant curvature * sum_i x_ij^2 / N.
+    loss: see `margins`; n_labels: K; n_samples: N. scale: of what entries give to the gradient and the curvature. lam1, lam2,
+    ridge: of the penalty, see above. search: whether a line search finds the step; else L is the constant
+    curvature * sum_i x_ij^2 / N.
     """
 
     loss: int
     n_labels: int
     n_samples: int
+    scale: float
     lam1: float
     lam2: float
     ridge: float
@@ -114,12 +116,19 @@ def violation(w: NDArray[Any], g: NDArray[np.float64], n: int, lam1: float, lam2
 
 
 @inner_kernel
-def curvature_of(h: NDArray[np.float64], n: int) -> float:
-    """max_r h_r, at least LEAST_CURVATURE."""
-    most = LEAST_CURVATURE
+def along(
+    w: NDArray[np.float32],
+    g: NDArray[np.float64],
+    d: NDArray[np.float32],
+    n: int,
+    before: float,
+    v: NDArray[np.float64],
+) -> float:
+    """v = w + d; returns `before` + g.d."""
     for r in range(n):
-        most = max(most, h[r])
-    return most
+        v[r] = np.float64(w[r]) + np.float64(d[r])
+        before += g[r] * np.float64(d[r])
+    return before
 
 
 @inner_kernel
@@ -127,60 +136,41 @@ def direction(
     w: NDArray[np.float32], g: NDArray[np.float64], v: NDArray[np.float64], d: NDArray[np.float32], n: int, length: float,
     lam1: float, lam2: float, ridge: float,
 ) -> float:  # fmt: skip
-    """d = W*_j - W_j for L = length; returns g.d + P(W_j + d) - P(W_j), which is 0 only for d = 0. v: work space."""
+    """d = W*_j - W_j for L = length; returns g.d + P(W_j + d) - P(W_j). v: work space."""
     for r in range(n):
         v[r] = np.float64(w[r]) - g[r] / length
     prox(v, n, lam1 / length, lam2 / length, ridge / length)
-    linear, moved = 0.0, False
     for r in range(n):
         d[r] = np.float32(v[r] - np.float64(w[r]))
-        v[r] = np.float64(w[r]) + np.float64(d[r])
-        linear += g[r] * np.float64(d[r])
-        moved = moved or d[r] != 0
-    if not moved:
-        return 0.0
-    return linear + penalty(v, n, lam1, lam2, ridge) - penalty(w, n, lam1, lam2, ridge)
-
-
-@inner_kernel
-def _scaled(sums: Sums, problem: Problem) -> None:
-    """The gradient's row and the curvature, of what their entries gave."""
-    end_sums(sums)
-    g, h = sums.g, sums.h
-    unit = 1.0 / problem.n_samples
-    scale = unit if problem.loss == LOGISTIC else 2.0 * unit
-    for r in range(problem.n_labels):
-        g[r] *= scale
-        h[r] *= scale
+    return along(w, g, d, n, 0.0, v) + penalty(v, n, lam1, lam2, ridge) - penalty(w, n, lam1, lam2, ridge)
 
 
 @inner_kernel
 def propose(w: NDArray[np.float32], square: float, problem: Problem, sums: Sums, step: Step) -> None:
     """The step of a feature whose entries are summed; square: sum_i x_ij^2."""
     n, lam1, lam2, ridge = problem.n_labels, problem.lam1, problem.lam2, problem.ridge
-    _scaled(sums, problem)
+    flush(sums)
+    most = LEAST_CURVATURE
+    for r in range(n):
+        sums.g[r] *= problem.scale
+        sums.h[r] *= problem.scale
+        most = max(most, sums.h[r])
     step.noted[0] = violation(w, sums.g, n, lam1, lam2, ridge)
     length = max(problem.curvature * square / problem.n_samples, LEAST_CURVATURE)
     if problem.search:
         # where probabilities are near 0 and 1 the curvature is next to nothing: a step by it would leave float32
-        length = max(curvature_of(sums.h, n), LOGISTIC_SHARE * length if problem.loss == LOGISTIC else 0.0)
+        length = max(most, LOGISTIC_SHARE * length if problem.loss == LOGISTIC else 0.0)
     step.noted[1] = direction(w, sums.g, step.v, step.d, n, length, lam1, lam2, ridge)
 
 
 @inner_kernel
-def falls(
-    w: NDArray[np.float32], above: float, tries: int, size: float, problem: Problem, sums: Sums, step: Step
-) -> bool:
+def falls(w: NDArray[np.float32], above: float, size: float, problem: Problem, sums: Sums, step: Step) -> bool:
     """Whether F falls by enough, where the losses rise by `above` over their tangent; size: of the step, 1 at first."""
     n, lam1, lam2, ridge = problem.n_labels, problem.lam1, problem.lam2, problem.ridge
-    if not problem.search or tries == MOST_TRIES:
+    if not problem.search or size == LEAST_SIZE:
         return True
-    g, d, v = sums.g, step.d, step.v
-    change = above / problem.n_samples - penalty(w, n, lam1, lam2, ridge)
-    for r in range(n):
-        v[r] = np.float64(w[r]) + np.float64(d[r])
-        change += g[r] * np.float64(d[r])
-    return bool(change + penalty(v, n, lam1, lam2, ridge) <= SIGMA * size * step.noted[1])
+    change = along(w, sums.g, step.d, n, above / problem.n_samples - penalty(w, n, lam1, lam2, ridge), step.v)
+    return bool(change + penalty(step.v, n, lam1, lam2, ridge) <= SIGMA * size * step.noted[1])
 
 
 @inner_kernel
@@ -229,20 +219,20 @@ def visit(
         w = weights[j]
         g[:] = 0.0
         h[:] = 0.0
-        add_entries(loss, begin, end, begin, indices, data, lines, sums)
+        add_entries(loss, begin, end, begin, 0, indices, data, lines, sums)
         square = 0.0
         if loss == LOGISTIC or not problem.search:
             square = add_squares(begin, end, data, square)
         propose(w, square, problem, sums, step)
         if step.noted[1] < 0.0:
-            tries, size = 1, 1.0
+            size = 1.0
             while not falls(
-                w, move_entries(loss, begin, end, indices, data, d, lines, sums, 0.0), tries, size, problem, sums, step
+                w, move_entries(loss, begin, end, indices, data, d, lines, sums, 0.0), size, problem, sums, step
             ):
                 scale_step(d, np.float32(-1.0))
                 move_entries(loss, begin, end, indices, data, d, lines, sums, 0.0)
                 scale_step(d, np.float32(-0.5))
-                tries, size = tries + 1, 0.5 * size
+                size *= 0.5
             for r in range(problem.n_labels):
                 w[r] += d[r]
         note(w, t, problem, step, visited)

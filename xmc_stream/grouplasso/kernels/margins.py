@@ -33,8 +33,7 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.instructions import prefetch, total
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
-LOSSES = ("multiclass", "multitask", "logistic", "label-ranking")
-MULTICLASS, MULTITASK, LOGISTIC, RANKING = range(4)
+MULTICLASS, MULTITASK, LOGISTIC, RANKING = range(4)  # places among `parameters.LOSSES`
 PAD = np.float32(-1e15)  # in places of no class: no score changes it, and no hinge sees it
 FLUSH = 64
 LANES = 16  # float32 in a cache line
@@ -77,7 +76,9 @@ def new_sums(width: int) -> Sums:
 
 
 @inner_kernel
-def _flush(near_g: NDArray[Any], near_h: NDArray[Any], g: NDArray[Any], h: NDArray[Any]) -> None:
+def flush(sums: Sums) -> None:
+    """Add the sums of the last entries to those of the entries before."""
+    near_g, near_h, g, h = sums.near_g, sums.near_h, sums.g, sums.h
     for r in range(len(g)):
         g[r] += np.float64(near_g[r])
         h[r] += np.float64(near_h[r])
@@ -86,10 +87,11 @@ def _flush(near_g: NDArray[Any], near_h: NDArray[Any], g: NDArray[Any], h: NDArr
 
 
 @inner_kernel
-def _ahead(indices: NDArray[Any], p: int, end: int, flat: NDArray[Any], width: int) -> None:
+def _ahead(indices: NDArray[Any], p: int, end: int, first: int, flat: NDArray[Any], width: int) -> None:
+    """Ask for the line of an entry that will be used soon. first: the row that has the first line."""
     if p + _AHEAD < end:
-        first = np.int64(indices[p + _AHEAD]) * width
-        for at in range(first, first + width, LANES):
+        begin = (np.int64(indices[p + _AHEAD]) - first) * width
+        for at in range(begin, begin + width, LANES):
             prefetch(flat, at)
 
 
@@ -155,18 +157,20 @@ def _add_pairs(
 
 @inner_kernel
 def add_entries(
-    loss: int, begin: int, end: int, first: int, indices: NDArray[Any], data: NDArray[Any], lines: Lines, sums: Sums
-) -> None:
-    """Add what entries [begin, end) of a column, whose first entry is `first`, give to its row of gradient and curvature.
+    loss: int, begin: int, end: int, column: int, first: int, indices: NDArray[Any], data: NDArray[Any], lines: Lines,
+    sums: Sums,
+) -> None:  # fmt: skip
+    """Add what entries [begin, end) of a column give to its row of gradient and curvature.
 
-    Without the factor (2/N, or 1/N); what was added since the last flush is in near_g and near_h.
+    column: its first entry; first: the row that has the first of the lines. Without the factor (2/N, or 1/N); what was added
+    since the last flush is in near_g and near_h.
     """
     values, active, y_indptr, labels = lines
-    near_g, near_h, g, h, _, t, n = sums
+    near_g, near_h, t, n = sums.near_g, sums.near_h, sums.t, sums.n
     flat, width = values.reshape(-1), values.shape[1]
     for p in range(begin, end):
-        _ahead(indices, p, end, flat, width)
-        i, x = indices[p], data[p]
+        _ahead(indices, p, end, first, flat, width)
+        i, x = indices[p] - first, data[p]
         line, q, last = values[i], y_indptr[i], y_indptr[i + 1]
         if loss == MULTITASK:
             _add_multitask(line, x, labels, q, last, near_g, near_h)
@@ -181,14 +185,8 @@ def add_entries(
             near_g[labels[q]] -= x
         else:
             _add_pairs(line, x, labels, q, last, near_g, near_h, t, n)
-        if (p - first) % FLUSH == FLUSH - 1:
-            _flush(near_g, near_h, g, h)
-
-
-@inner_kernel
-def end_sums(sums: Sums) -> None:
-    """Add up what is not flushed yet."""
-    _flush(sums.near_g, sums.near_h, sums.g, sums.h)
+        if (p - column) % FLUSH == FLUSH - 1:
+            flush(sums)
 
 
 @inner_kernel
@@ -216,24 +214,14 @@ def _move_hinges(line: NDArray[Any], x: np.float32, d: NDArray[Any], less: np.fl
 
 
 @inner_kernel
-def _move_margins(
-    line: NDArray[Any],
-    x: np.float32,
-    d: NDArray[Any],
-    less: np.float32,
-    s: NDArray[Any],
-    t: NDArray[Any],
-    n: NDArray[Any],
-) -> None:
-    """`_move_hinges`, and s = max(line, 0), n = [line > 0] after it."""
-    for r in range(len(line)):
-        a = line[r]
-        delta = x * (d[r] - less)
-        after = a + delta
-        t[r] = _above(a, delta, after)
-        s[r] = after if after > _0 else _0
-        n[r] = _1 if after > _0 else _0
-        line[r] = after
+def _quadratic(x: np.float32) -> np.float32:
+    """(exp(x) - 1 - x) / x^2 for small x."""
+    p = np.float32(1.9841270e-4)
+    p = p * x + np.float32(1.3888889e-3)
+    p = p * x + np.float32(8.3333333e-3)
+    p = p * x + np.float32(4.1666667e-2)
+    p = p * x + np.float32(1.6666667e-1)
+    return p * x + _HALF
 
 
 @inner_kernel
@@ -245,12 +233,7 @@ def fast_exp(x: np.float32) -> np.float32:
     )  # 1.5 * 2^23: the sum rounds to a whole number
     k = shifted - np.float32(12582912.0)
     r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
-    p = np.float32(1.9841270e-4)
-    p = p * r + np.float32(1.3888889e-3)
-    p = p * r + np.float32(8.3333333e-3)
-    p = p * r + np.float32(4.1666667e-2)
-    p = p * r + np.float32(1.6666667e-1)
-    p = p * r + _HALF
+    p = _quadratic(r)
     p = p * r * r + r + _1
     return p * np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
 
@@ -258,12 +241,7 @@ def fast_exp(x: np.float32) -> np.float32:
 @inner_kernel
 def _beyond(x: np.float32, e: np.float32) -> np.float32:
     """exp(x) - 1 - x, for e = fast_exp(x)."""
-    near = np.float32(1.9841270e-4)
-    near = near * x + np.float32(1.3888889e-3)
-    near = near * x + np.float32(8.3333333e-3)
-    near = near * x + np.float32(4.1666667e-2)
-    near = near * x + np.float32(1.6666667e-1)
-    near = (near * x + _HALF) * x * x
+    near = _quadratic(x) * x * x
     return near if abs(x) < _HALF else e - _1 - x
 
 
@@ -355,7 +333,7 @@ def move_entries(
         for r in range(len(d)):
             largest = max(largest, abs(d[r]))
     for p in range(begin, end):
-        _ahead(indices, p, end, flat, width)
+        _ahead(indices, p, end, 0, flat, width)
         i, x = indices[p], data[p]
         line, q, last = values[i], y_indptr[i], y_indptr[i + 1]
         if loss == MULTITASK:
@@ -364,7 +342,8 @@ def move_entries(
             pass  # without labels there is no loss
         elif loss == MULTICLASS:
             line[labels[q]] = _0
-            _move_margins(line, x, d, d[labels[q]], s, t, n)
+            _move_hinges(line, x, d, d[labels[q]], t)
+            _count(line, _0, s, n)
             above += np.float64(total(t))
             line[labels[q]] = -total(s)
             active[i] = total(n)
@@ -389,42 +368,33 @@ def add_scores(
     n, width = scores.shape
     flat = scores.reshape(-1)
     for j in range(len(indptr) - 1):
-        w, end = weights[j], indptr[j + 1]
-        for p in range(indptr[j] + np.searchsorted(indices[indptr[j] : end], first), end):
-            i = np.int64(indices[p]) - first
-            if i >= n:
-                break
-            if p + _AHEAD < end:
-                ahead = min(np.int64(indices[p + _AHEAD]) - first, n - 1) * width
-                for at in range(ahead, ahead + width, LANES):
-                    prefetch(flat, at)
-            x, line = data[p], scores[i]
+        w, begin, rows = weights[j], indptr[j], indices[indptr[j] : indptr[j + 1]]
+        end = begin + np.searchsorted(rows, first + n)
+        for p in range(begin + np.searchsorted(rows, first), end):
+            _ahead(indices, p, end, first, flat, width)
+            x, line = data[p], scores[indices[p] - first]
             for r in range(len(line)):
                 line[r] += x * w[r]
 
 
 @kernel
 def add_gradients(
-    loss: int, columns: CSR, at: NDArray[np.int64], first: int, indices: NDArray[Any], lines: Lines, room: Sums,
-    near: NDArray[np.float32], wide: NDArray[np.float64],
+    loss: int, columns: CSR, at: NDArray[np.int64], first: int, lines: Lines, room: Sums, near: NDArray[np.float32],
+    wide: NDArray[np.float64],
 ) -> None:  # fmt: skip
     """Add what rows first .. first + n - 1 give to the gradient of each column of a block, from entry at[j] of it on.
 
     lines: of these n rows. at (n columns,): moved on behind them. near, wide (n columns x width): what a column's sums hold so
-    far, see `add_entries`. indices: room for a column's rows. room: for the rest.
+    far, see `add_entries`. room: for the rest.
     """
-    indptr, rows, data = columns
-    last = first + len(lines.values)
+    indptr, indices, data = columns
     for j in range(len(indptr) - 1):
-        begin, end = at[j], at[j]
-        while end < indptr[j + 1] and rows[end] < last:
-            indices[end] = rows[end] - first
-            end += 1
+        begin = at[j]
+        at[j] += np.searchsorted(indices[begin : indptr[j + 1]], first + len(lines.values))
         sums = Sums(near[j], room.near_h, wide[j], room.h, room.s, room.t, room.n)
-        add_entries(loss, begin, end, indptr[j], indices, data, lines, sums)
-        at[j] = end
-        if end == indptr[j + 1]:
-            end_sums(sums)
+        add_entries(loss, begin, at[j], indptr[j], first, indices, data, lines, sums)
+        if at[j] == indptr[j + 1]:
+            flush(sums)
 
 
 @kernel
@@ -458,9 +428,7 @@ def settle(loss: int, n_labels: int, lines: Lines) -> float:
                 a = line[y_indices[q]]
                 losses += np.float64(max(_2 - a, _0)) ** 2 - np.float64(max(a, _0)) ** 2
         elif loss == LOGISTIC:
-            most, whole = line[0], 0.0
-            for r in range(1, n_labels):
-                most = max(most, line[r])
+            most, whole = line[:n_labels].max(), 0.0
             own = line[y_indices[first]]
             for r in range(n_labels):
                 e = math.exp(np.float64(line[r] - most))
