@@ -16,10 +16,10 @@ import xmc_stream as xs
 from xmc_stream.errors import InputError
 from xmc_stream.grouplasso import descent
 from xmc_stream.grouplasso.descent import Data
-from xmc_stream.grouplasso.extrapolation import Extrapolation
 from xmc_stream.grouplasso.gradient import SigmaJob
 from xmc_stream.grouplasso.parameters import LOSSES, SOLVERS, GroupLassoParameters
 from xmc_stream.grouplasso.run import GroupLassoRun
+from xmc_stream.grouplasso.solver import Extrapolation
 from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MemoryPlan
@@ -205,7 +205,7 @@ def test_an_extrapolation_finds_where_linear_steps_go() -> None:
     A = (A + A.T) / 2
     target, w = rng.normal(size=(5, 1)), np.zeros((5, 1))
     sweeps = Extrapolation()
-    sweeps.begin(np.arange(5))
+    sweeps.begin(np.arange(5), 1)
     for _ in range(9):
         w = target + A @ (w - target)
         sweeps.add(w.astype(np.float32))

@@ -12,13 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.grouplasso.arrays import InFile, InMemory, Matrix
-from xmc_stream.grouplasso.columns import Columns, Targets
-from xmc_stream.grouplasso.extrapolation import LEAST, MOST_VALUES, Extrapolation
+from xmc_stream.grouplasso.arrays import Columns, InFile, InMemory, Matrix, Targets
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.grouplasso.plan import DescentPlan, width_of
 from xmc_stream.grouplasso.rows import ROWS, write_rows
-from xmc_stream.grouplasso.solver import Descent, order_of, problem_of
+from xmc_stream.grouplasso.solver import LEAST_SWEEPS, Descent, Extrapolation, order_of, problem_of
 from xmc_stream.grouplasso.state import (
     ACTIVE,
     LISTED,
@@ -124,7 +122,8 @@ class _Sweeps:
     """A segment at work."""
 
     def __init__(self, job: SegmentJob) -> None:
-        self._job, p = job, job.data.parameters
+        p = job.data.parameters
+        self._job, self._p = job, p
         dataset = Dataset(job.data.path)
         self._dataset, n, d, k = dataset, dataset.n_samples, dataset.n_features, dataset.n_labels
         self._columns, self._targets = Columns(dataset, job.sizes.batch), Targets(dataset)
@@ -135,14 +134,14 @@ class _Sweeps:
         problem = problem_of(p, stage.lam, stage.ridge, n, k)
         nonzero, self._flags = np.zeros(d, np.bool_), np.zeros(d, np.uint8)
         self._progress = Progress(first=job.first)
-        self._sweeps = Extrapolation() if p.extrapolates else None
+        self._sweeps = Extrapolation()
         if job.before:
             state = State(Path(job.before), d, k)
             state.fill(weights)
             nonzero[state.features] = True
             if not job.begins:
                 self._progress, self._flags = Progress(**state.progress()), state.flags
-                if self._sweeps is not None:
+                if p.extrapolates:
                     self._sweeps.go_on(*state.swept(width))
         listed = nonzero if stage.debias else self._columns.counts > 0
         if job.begins:
@@ -153,8 +152,6 @@ class _Sweeps:
         self._descent = Descent(
             problem, self._columns, self._targets, weights, array, max(1, job.sizes.window), nonzero, active
         )
-        self._draws = p.draws
-        self._shrinks = p.shrink
         self._longer, self._closer = (_LONGER, _CLOSER) if stage.debias else (1, 1.0)
         self._all = np.flatnonzero(listed)
         self._nnz = max(1, int(self._columns.counts[self._all].sum()))
@@ -184,7 +181,7 @@ class _Sweeps:
             objective = descent.refresh()
         flags = descent.active.astype(np.uint8) * ACTIVE | (self._flags & LISTED)
         parts = {"w": (descent.weights, np.flatnonzero(descent.nonzero))}
-        swept = None if self._sweeps is None else self._sweeps.stored(descent.weights.width)
+        swept = self._sweeps.stored(descent.weights.width) if self._p.extrapolates else None
         write_state(job.out, parts, self._dataset.n_labels, flags, asdict(progress), swept)
         for name in ("weights", "array"):
             job.data.scratch(name).unlink(missing_ok=True)
@@ -214,24 +211,18 @@ class _Sweeps:
         """
         progress, job = self._progress, self._job
         features = self._all if progress.full else np.flatnonzero(self._flags & LISTED)
-        if progress.full and not self._draws:
+        if progress.full and not self._p.draws:
             return features
-        number = progress.sweep if self._draws else progress.sweep - progress.inner
-        return order_of(features, self._draws, job.data.seed, job.stage.number, number)
-
-    def _keep(self) -> None:
-        """Note W after a sweep over active features, for `_extrapolated`."""
-        sweeps, weights = self._sweeps, self._descent.weights
-        if sweeps is not None and 0 < len(sweeps.features) * weights.width <= MOST_VALUES:
-            sweeps.add(weights.take(sweeps.features))
+        number = progress.sweep if self._p.draws else progress.sweep - progress.inner
+        return order_of(features, self._p.draws, job.data.seed, job.stage.number, number)
 
     def _extrapolated(self, objective: float) -> float:
         """Go where the last sweeps were going, if that lowers the objective; returns what it is then."""
         sweeps, descent = self._sweeps, self._descent
-        if sweeps is None or len(sweeps) < LEAST:
+        if len(sweeps) < LEAST_SWEEPS:
             return objective
         features, rows = sweeps.features, sweeps.result()
-        sweeps.begin(features[:0])
+        sweeps.begin(features[:0], 0)
         if rows is None:
             return objective
         now = descent.weights.take(features)
@@ -245,23 +236,24 @@ class _Sweeps:
 
     def _end_sweep(self) -> None:
         """Decide what comes next: the stage ends only after a sweep over all features."""
-        progress, p = self._progress, self._job.data.parameters
-        violation = progress.largest if self._draws else progress.sum
+        progress, p, sweeps, weights = self._progress, self._p, self._sweeps, self._descent.weights
+        violation = progress.largest if p.draws else progress.sum
         over = progress.entries >= p.max_passes * self._longer * self._nnz
         if progress.full:
             if not progress.sweep:
                 progress.first = max(progress.first, violation)
             progress.history[-1]["violation"] = violation
             progress.done = over or violation <= p.tol / self._closer * progress.first
-            if self._shrinks and not progress.done:
+            if p.shrink and not progress.done:
                 listed = self._descent.active
                 self._flags = listed.astype(np.uint8) * LISTED
                 progress.full, progress.inner = not listed.any(), 0
-                if self._sweeps is not None:
-                    self._sweeps.begin(np.flatnonzero(listed))
+                if p.extrapolates:
+                    sweeps.begin(np.flatnonzero(listed), weights.width)
         else:
             progress.inner += 1
-            self._keep()
+            if len(sweeps.features):
+                sweeps.add(weights.take(sweeps.features))
             if progress.inner == 1:
                 progress.inner_first = violation
             enough = max(_ENOUGH * progress.inner_first, _BELOW * p.tol / self._closer * progress.first)

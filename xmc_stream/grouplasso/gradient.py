@@ -17,8 +17,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from xmc_stream.grouplasso.arrays import InFile
-from xmc_stream.grouplasso.columns import Columns
+from xmc_stream.grouplasso.arrays import Columns, InFile
 from xmc_stream.grouplasso.descent import Data, Stage
 from xmc_stream.grouplasso.kernels.descent import N_SUMS, Problem, step_rows
 from xmc_stream.grouplasso.kernels.margins import Lines, add_gradients, add_scores, new_sums, settle

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xmc_stream.grouplasso.extrapolation import BYTES, MOST_VALUES
 from xmc_stream.grouplasso.kernels.margins import LANES
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
+from xmc_stream.grouplasso.solver import MOST_VALUES, SWEEPS_BYTES
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset
@@ -62,7 +62,7 @@ def parts_of(dataset: Dataset, p: GroupLassoParameters, sizes: DescentPlan) -> d
         "features": _FEATURE_BYTES * d,
         "rows met": 5 * n,
         "windows and writers": _FIXED,
-        "extrapolation": min(BYTES, BYTES // MOST_VALUES * width * d) * p.extrapolates,
+        "extrapolation": min(SWEEPS_BYTES, SWEEPS_BYTES // MOST_VALUES * width * d) * p.extrapolates,
         "N x K array" + (", a window" if sizes.window else ""): array,
         "W" + ("" if sizes.weights else ", a window"): 4 * width * (d if sizes.weights else _WINDOW // width),
         "entries of X": entry * sizes.entries,

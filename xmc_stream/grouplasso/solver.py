@@ -1,6 +1,7 @@
 """Block coordinate descent on W (D x K), with the array of the losses (N x K) kept up to date (Blondel et al. 2013, Alg. 1).
 
 Columns of X come some at a time, W and the array stand in memory or in files: none of this changes what comes out.
+`Extrapolation` goes from a row of sweeps to where they are going.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.grouplasso.arrays import InFile, Matrix, rows_of
-from xmc_stream.grouplasso.columns import Columns, Some, Targets
+from xmc_stream.grouplasso.arrays import Columns, InFile, Matrix, Some, Targets, rows_of
 from xmc_stream.grouplasso.kernels.descent import (
     Problem,
     Visited,
@@ -43,6 +43,13 @@ from xmc_stream.system.stop import stop_if_unwanted
 
 _WINDOW = 1 << 20  # bytes of lines that are gone over at a time
 ROWS_BYTES = 1 << 20  # of the rows of W of a batch of columns
+# of sweeps that are extrapolated
+MOST_VALUES = 1 << 19  # of W in one sweep: larger ones are not, whatever the memory
+_MOST_SWEEPS = 6
+LEAST_SWEEPS = 3
+SWEEPS_BYTES = (_MOST_SWEEPS + 2) * 4 * MOST_VALUES + 16 * MOST_VALUES  # of what is kept, and of the sum
+_REGULAR = 1e-10
+_RUN = 1 << 13  # of these values that are gone over at a time
 
 
 def problem_of(p: GroupLassoParameters, lam: float, ridge: float, n_samples: int, n_labels: int) -> Problem:
@@ -107,7 +114,7 @@ class Descent:
                 self._add(*self.columns.gather(some), rows)
         losses = []
         for start, lines in rows_of(array, max(1, _WINDOW // (4 * array.width))):
-            losses.append(settle(problem.loss, problem.n_labels, self.targets.range(start, lines)))
+            losses.append(settle(problem.loss, problem.n_labels, self.targets.lines(start, lines)))
         return float(np.sum(losses)) / problem.n_samples + float(np.concatenate(parts).sum())
 
     def _add(
@@ -183,3 +190,64 @@ class Descent:
             )
             some.put()
         return above
+
+
+class Extrapolation:
+    """W of some features after the last sweeps over them, and where it is going (Bertrand, Massias 2021).
+
+    Sweeps over the same features come to their limit along few directions, if slowly. From W after each of them, w_0 .. w_m,
+
+        w = sum_i c_i w_i   (i = 1 .. m),   c minimises || sum_i c_i (w_i - w_{i-1}) ||  with  sum_i c_i = 1
+
+    is often as near to it as many more sweeps would come: Anderson's extrapolation.
+    """
+
+    def __init__(self) -> None:
+        self.features = np.zeros(0, np.int64)
+        self._seen: list[NDArray[np.float32]] = []
+
+    def stored(self, width: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The features, and W of them (width values a feature), sweep after sweep: what `go_on` takes."""
+        return self.features, np.concatenate([np.zeros((0, width), np.float32), *self._seen])
+
+    def go_on(self, features: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
+        """From what was stored."""
+        self.features = features
+        self._seen = [rows[low : low + len(features)] for low in range(0, len(rows), max(len(features), 1))]
+
+    def begin(self, features: NDArray[np.int64], width: int) -> None:
+        """Sweeps over other features follow; where they have too many weights, nothing is kept of them."""
+        few = len(features) * width <= MOST_VALUES
+        self.features, self._seen = features if few else features[:0], []
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        """W of the features after a sweep."""
+        self._seen = [*self._seen[-(_MOST_SWEEPS - 1) :], rows]
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def result(self) -> NDArray[np.float32] | None:
+        """Where they are going: rows that are 0 now stay so. None where that is not defined."""
+        seen = [rows.reshape(-1) for rows in self._seen]
+        m = len(seen) - 1
+        gram = np.zeros((m, m))
+        for low in range(0, len(seen[0]), _RUN):
+            steps = np.diff(np.array([rows[low : low + _RUN] for rows in seen], np.float64), axis=0)
+            for a in range(m):  # no BLAS: its sums depend on the number of threads
+                for b in range(a + 1):
+                    gram[a, b] += float((steps[a] * steps[b]).sum())
+        gram = np.tril(gram) + np.tril(gram, -1).T
+        scale = float(np.trace(gram))
+        if not scale > 0:
+            return None
+        solved = np.linalg.solve(gram + _REGULAR * scale * np.eye(m), np.ones(m))
+        if not np.isfinite(solved).all() or not abs(solved.sum()) > 0:
+            return None
+        c = solved / solved.sum()
+        total = np.zeros(len(seen[0]))
+        for factor, rows in zip(c.tolist(), seen[1:], strict=True):
+            total += factor * rows
+        out = total.astype(np.float32).reshape(self._seen[-1].shape)
+        out[~self._seen[-1].any(axis=1)] = 0
+        return out if bool(np.isfinite(out).all()) else None
