@@ -16,9 +16,8 @@ import xmc_stream as xs
 from xmc_stream.errors import InputError
 from xmc_stream.grouplasso import descent
 from xmc_stream.grouplasso.descent import Data
-from xmc_stream.grouplasso.gradient import SigmaJob
 from xmc_stream.grouplasso.parameters import LOSSES, SOLVERS, GroupLassoParameters
-from xmc_stream.grouplasso.run import GroupLassoRun
+from xmc_stream.grouplasso.run import GroupLassoRun, SigmaJob
 from xmc_stream.grouplasso.solver import Extrapolation
 from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.job import Notes, run_here

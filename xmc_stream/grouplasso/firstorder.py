@@ -6,35 +6,49 @@ FISTA (Beck, Teboulle 2009): V = W + beta (W - W of before); L falls a little, t
 quadratic bound, or is the constant; V begins anew at W where it points away from the step. SpaRSA (Wright et al. 2009): V = W;
 L is that of Barzilai and Borwein, doubled until F falls enough below the largest of the last few. FOBOS (Duchi, Singer 2009):
 1/L = eta / sqrt(t).
+
+Its jobs make scores by rows of X, gradient and steps by features. What they hand to each other are D x K and N x K matrices in
+files of the run's scratch, which each job reads a part of. Sums are made over fixed runs of rows or features, whatever the
+jobs, and added exactly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from xmc_stream.grouplasso.arrays import InFile
-from xmc_stream.grouplasso.descent import Segment
-from xmc_stream.grouplasso.gradient import (
-    ChangeJob,
-    GradientJob,
-    MomentumJob,
-    ScoresJob,
-    StepJob,
-    losses_of,
-    total_of,
+from xmc_stream.grouplasso.arrays import Columns, InFile
+from xmc_stream.grouplasso.descent import Data, Segment, Stage
+from xmc_stream.grouplasso.kernels.descent import (
+    BACK,
+    KEPT,
+    LARGEST,
+    LINEAR,
+    N_SUMS,
+    PENALTY,
+    SQUARE,
+    VIOLATION,
+    Problem,
+    step_rows,
 )
-from xmc_stream.grouplasso.kernels.descent import BACK, KEPT, LARGEST, LINEAR, PENALTY, SQUARE, VIOLATION
-from xmc_stream.grouplasso.plan import GradientPlan, feature_run, is_small, step_work, width_of
+from xmc_stream.grouplasso.kernels.margins import Lines, add_gradients, add_scores, new_sums, settle
+from xmc_stream.grouplasso.plan import GradientPlan, feature_run, row_run, step_work, width_of
 from xmc_stream.grouplasso.solver import problem_of
 from xmc_stream.grouplasso.state import State, write_state
+from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
+from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.system.stop import stop_if_unwanted
 
 STEPS_WORK = 1 << 32  # entries times lines' width of a segment's steps, about: a few seconds; a step at least
 _EASED = 0.9  # of FISTA: what L falls by between steps, as the curvature does where rows are past their margins
@@ -44,6 +58,189 @@ _ROUNDING = 1e-7  # of F, as float32 arrays have it: below it nothing is compare
 _MOST_TRIES = 60
 
 Phases = Generator[Phase, list[Receipt], Any]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A job on a part of the rows or features [first, last). step: which of the stage's steps; its files have names."""
+
+    data: Data
+    stage: Stage
+    sizes: GradientPlan
+    step: int
+    first: int
+    last: int
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger: kind, stage, step, rows or features."""
+        return f"{type(self).__name__}/{self.stage.number}/{self.step}/{self.first}"
+
+    @property
+    def _dataset(self) -> Dataset:
+        return Dataset(self.data.path)
+
+    def _matrix(self, name: str) -> InFile:
+        """D x K, or the N x K array."""
+        dataset = self._dataset
+        n = dataset.n_samples if name == "array" else dataset.n_features
+        return InFile(self.data.scratch(name), n, width_of(dataset.n_labels), fresh=False)
+
+    def _problem(self) -> Problem:
+        dataset, p = self._dataset, self.data.parameters
+        return problem_of(p, self.stage.lam, self.stage.ridge, dataset.n_samples, dataset.n_labels)
+
+
+@dataclass(frozen=True)
+class ScoresJob(_Part):
+    """Make the array's lines of rows [first, last) from a matrix W; the receipt has sums of losses of fixed runs of rows."""
+
+    source: str
+
+    def run(self) -> Receipt:
+        """Add up scores, column after column of X; threads share its rows, and what is read."""
+        dataset, source = self._dataset, self._matrix(self.source)
+        columns = Columns(dataset, self.sizes.entries)
+        values = aligned_zeros((self.last - self.first, source.width))
+        with ThreadPoolExecutor(self.sizes.team) as team:
+            self._add_up(source, columns, values, team)
+            losses = self._settle(dataset, values, team)
+        self._matrix("array").write(self.first, values)
+        share = (self.last - self.first) / dataset.n_samples
+        return {"sums": losses, "passes": share, "bytes_read": columns.X.bytes_read}
+
+    def _add_up(self, source: InFile, columns: Columns, values: NDArray[np.float32], team: Executor) -> None:
+        shares = even_ranges(len(values), self.sizes.team)
+        for low in range(0, source.n, self.sizes.columns):
+            rows = source.read(low, min(low + self.sizes.columns, source.n))
+            features = np.flatnonzero(rows.any(axis=1) & (columns.counts[low : low + len(rows)] > 0))
+            for a, b in columns.batches(features + low, self.sizes.columns):
+                stop_if_unwanted()
+                add = partial(self._add, columns.gather(features[a:b] + low), rows[features[a:b]], values)
+                list(team.map(add, shares))  # which raises what they do
+
+    def _add(
+        self, block: CSR, weights: NDArray[np.float32], values: NDArray[np.float32], share: tuple[int, int]
+    ) -> None:
+        """To the lines of some rows."""
+        first, last = share
+        add_scores(block.indptr, block.indices, block.values, self.first + first, weights, values[first:last])
+
+    def _settle(self, dataset: Dataset, values: NDArray[np.float32], team: Executor) -> list[list[float]]:
+        """Make scores the lines of the array; the losses of fixed runs of rows."""
+        Y = dataset.Y_rows().block(self.first, self.last)
+        problem, run, active = self._problem(), row_run(dataset), np.zeros(len(values), np.float32)
+
+        def losses(low: int) -> list[float]:
+            some = slice(low, min(low + run, len(values)))
+            part = Lines(values[some], active[some], Y.indptr[low : some.stop + 1], Y.indices)
+            return [float(settle(problem.loss, problem.n_labels, part))]
+
+        return list(team.map(losses, range(0, len(values), run)))
+
+
+@dataclass(frozen=True)
+class GradientJob(_Part):
+    """The gradient's rows of features [first, last), from the array."""
+
+    out: str
+
+    def run(self) -> Receipt:
+        """Add up, window after window of the array's lines."""
+        dataset, problem, out = self._dataset, self._problem(), self._matrix(self.out)
+        columns, array = Columns(dataset, self.sizes.entries), self._matrix("array")
+        room = new_sums(out.width)
+        whole = list(self._windows(dataset, array)) if self.sizes.rows >= dataset.n_samples else None
+        for low in range(self.first, self.last, self.sizes.columns):
+            features = np.arange(low, min(low + self.sizes.columns, self.last))
+            for a, b in columns.batches(features, self.sizes.columns):
+                block = columns.gather(features[a:b])
+                at = block.indptr[:-1].copy()
+                near, wide = np.zeros((b - a, out.width), np.float32), np.zeros((b - a, out.width))
+                for first, lines in whole or self._windows(dataset, array):
+                    stop_if_unwanted()
+                    add_gradients(problem.loss, block, at, first, lines, room, near, wide)
+                out.write(int(features[a]), (wide * problem.scale).astype(np.float32))
+        share = int(columns.counts[self.first : self.last].sum()) / max(columns.X.nnz, 1)
+        return {"passes": share, "bytes_read": columns.X.bytes_read}
+
+    def _windows(self, dataset: Dataset, array: InFile) -> Iterator[tuple[int, Lines]]:
+        Y = dataset.Y_rows()
+        for first in range(0, array.n, self.sizes.rows):
+            last = min(first + self.sizes.rows, array.n)
+            labels = Y.block(first, last)
+            active = np.zeros(last - first, np.float32)  # of the curvature, which is not asked for
+            yield first, Lines(array.read(first, last), active, labels.indptr, labels.indices)
+
+
+@dataclass(frozen=True)
+class StepJob(_Part):
+    """Rows [first, last) of out = prox(v - g / length); sums of fixed runs of features, see `step_rows` of the kernels."""
+
+    length: float
+    point: str
+    gradient: str
+    w: str
+    out: str
+
+    def run(self) -> Receipt:
+        """Step."""
+        problem, run = self._problem(), feature_run(self._dataset)
+        point, gradient, w, out = map(self._matrix, (self.point, self.gradient, self.w, self.out))
+        sums = []
+        for low in range(self.first, self.last, run):
+            stop_if_unwanted()
+            high = min(low + run, self.last)
+            rows, mine = aligned_zeros((high - low, out.width)), np.zeros(N_SUMS)
+            step_rows(
+                point.read(low, high), gradient.read(low, high), w.read(low, high), self.length, problem, rows, mine
+            )
+            out.write(low, rows)
+            sums.append(mine.tolist())
+        return {"sums": sums}
+
+
+@dataclass(frozen=True)
+class MomentumJob(_Part):
+    """Rows [first, last) of out = w + beta (w - before)."""
+
+    beta: float
+    w: str
+    before: str
+    out: str
+
+    def run(self) -> Receipt:
+        """Extrapolate."""
+        w, before, out = map(self._matrix, (self.w, self.before, self.out))
+        run, beta = feature_run(self._dataset), np.float32(self.beta)
+        for low in range(self.first, self.last, run):
+            high = min(low + run, self.last)
+            rows = w.read(low, high)
+            out.write(low, rows + beta * (rows - before.read(low, high)))
+        return {}
+
+
+@dataclass(frozen=True)
+class ChangeJob(_Part):
+    """||s||^2 and s.y over rows [first, last), for s = w - w_before, y = g - g_before, in fixed runs of features."""
+
+    names: tuple[str, str, str, str]
+
+    def run(self) -> Receipt:
+        """Sum."""
+        matrices, run, sums = [self._matrix(name) for name in self.names], feature_run(self._dataset), []
+        for low in range(self.first, self.last, run):
+            w, w_before, g, g_before = (m.read(low, min(low + run, self.last)).astype(np.float64) for m in matrices)
+            s = w - w_before
+            sums.append([float((s * s).sum()), float((s * (g - g_before)).sum())])
+        return {"sums": sums}
+
+
+def total_of(receipts: list[Receipt]) -> list[float]:
+    """The exact sum of each column of the sums that receipts have."""
+    return [
+        math.fsum(column) for column in zip(*(line for receipt in receipts for line in receipt["sums"]), strict=True)
+    ]
 
 
 @dataclass
@@ -68,54 +265,33 @@ class Going:
 class StepsJob(Segment):
     """Some steps of a stage, from a state to the next. constant: the L that always works.
 
-    As one job, it does the jobs of all phases itself; else `loop` yields them and `StoreJob` ends it.
+    As one job, it does the jobs of all phases itself. Else `loop` yields these, and the job that has what it returned as `made`
+    stores it.
     """
 
     sizes: GradientPlan
     constant: float
-
-    @property
-    def small(self) -> bool:
-        """Whether it is one job."""
-        return is_small(Dataset(self.data.path))
+    made: Receipt | None = None
 
     def run(self) -> Receipt:
-        """All phases, one after another."""
-        receipt: Receipt = run_here(self.loop(), Notes())
-        return StoreJob(self, receipt).run() | {name: receipt[name] for name in ("passes", "bytes_read")}
+        """All phases, one after another, if they are not done; then W, and the point where the next gradient is taken."""
+        made: Receipt = self.made or run_here(self.loop(), Notes())
+        dataset = Dataset(self.data.path)
+        d, width, run = dataset.n_features, width_of(dataset.n_labels), feature_run(dataset)
+        parts = {}
+        for name in ("w", "v"):
+            matrix = InFile(self.data.scratch(made["files"][name]), d, width, fresh=False)
+            kept = [low + np.flatnonzero(matrix.read(low, min(low + run, d)).any(axis=1)) for low in range(0, d, run)]
+            parts[name] = matrix, np.concatenate(kept)
+        write_state(self.out, parts, dataset.n_labels, np.zeros(d, np.uint8), made["going"])
+        counted = ("passes", "bytes_read") if self.made else ()  # with the jobs that did read
+        said = {key: value for key, value in made.items() if key not in ("going", "files", *counted)}
+        return {**said, "n_selected": len(parts["w"][1])}
 
     def loop(self) -> Phases:
         """Phases of jobs, none of them kept; returns a receipt without what is stored."""
         steps = max(1, STEPS_WORK // (3 * step_work(Dataset(self.data.path))))
         return (yield from _Steps(self).loop(steps))
-
-
-@dataclass(frozen=True)
-class StoreJob:
-    """Store what steps left in files of the scratch."""
-
-    of: StepsJob
-    receipt: Receipt
-
-    @property
-    def key(self) -> str:
-        """That of the steps."""
-        return self.of.key
-
-    def run(self) -> Receipt:
-        """Write W, and the point where the next gradient is taken."""
-        data, going = self.of.data, self.receipt["going"]
-        dataset = Dataset(data.path)
-        d, width, run = dataset.n_features, width_of(dataset.n_labels), feature_run(dataset)
-        parts = {}
-        for name in ("w", "v"):
-            matrix = InFile(data.scratch(self.receipt["files"][name]), d, width, fresh=False)
-            kept = [low + np.flatnonzero(matrix.read(low, min(low + run, d)).any(axis=1)) for low in range(0, d, run)]
-            parts[name] = matrix, np.concatenate(kept)
-        write_state(self.of.out, parts, dataset.n_labels, np.zeros(d, np.uint8), going)
-        beside = ("going", "files", "passes", "bytes_read")  # what was read is counted with the jobs that did
-        said = {key: value for key, value in self.receipt.items() if key not in beside}
-        return {**said, "n_selected": len(parts["w"][1])}
 
 
 class _Steps:
@@ -129,9 +305,7 @@ class _Steps:
         searched = self._p.algorithm == "fista" and self._p.line_search
         self._going = Going(first=job.first, length=job.constant / 64.0 if searched else job.constant)
         self._fresh = False  # whether there is a gradient of the step before
-        self._w, self._v, self._next, self._g, self._old_g = "w", "v", "next", "g", "old-g"
-        if self._p.algorithm != "fista":
-            self._v = self._w
+        self._w, self._next, self._g, self._old_g = "w", "next", "g", "old-g"
         self._array_of, self._losses = "", 0.0
         self._sums = {"passes": 0.0, "bytes_read": 0}
         d, width = dataset.n_features, width_of(dataset.n_labels)
@@ -144,6 +318,11 @@ class _Steps:
                 part.fill(matrix)
         if state is not None and not job.begins:
             self._going = Going(**state.progress())
+
+    @property
+    def _v(self) -> str:
+        """The matrix that the next gradient is taken at."""
+        return "v" if self._p.algorithm == "fista" else self._w
 
     def _do(self, jobs: list[Job]) -> Phases:
         going, job = self._going, self._job
@@ -162,7 +341,7 @@ class _Steps:
         """The losses at a matrix, without 1/N; the array is then of it."""
         if self._array_of != name:
             receipts = yield from self._do(self._parts(ScoresJob, True, name))
-            self._array_of, self._losses = name, losses_of(receipts)
+            self._array_of, (self._losses,) = name, total_of(receipts)
             self._going.passes += 1
         return self._losses / self._n
 
@@ -175,7 +354,7 @@ class _Steps:
         if self._array_of == self._next:
             self._array_of = ""
         largest = max(line[LARGEST] for receipt in receipts for line in receipt["sums"])
-        sums = total_of(receipts, "sums")
+        sums = total_of(receipts)
         sums[LARGEST] = largest
         return sums
 
@@ -231,14 +410,8 @@ class _Steps:
         beta = (t - 1.0) / going.t
         yield from self._do(self._parts(MomentumJob, False, beta, self._next, self._w, self._v))
         self._array_of = "" if self._array_of == self._v else self._array_of
-        self._advance()
-        return sums
-
-    def _advance(self) -> None:
-        """The next W is W."""
         self._w, self._next = self._next, self._w
-        if self._p.algorithm != "fista":
-            self._v = self._w
+        return sums
 
     def _sparsa(self) -> Phases:
         going = self._going
@@ -247,7 +420,7 @@ class _Steps:
         yield from self._gradient()
         if self._fresh:
             names = (self._w, self._next, self._g, self._old_g)
-            square, along = total_of((yield from self._do(self._parts(ChangeJob, False, names))), "sums")
+            square, along = total_of((yield from self._do(self._parts(ChangeJob, False, names))))
             if square > 0:
                 going.length = min(max(along / square, going.length * 1e-3, 1e-12), 4.0 * self._job.constant)
         self._fresh = True
@@ -262,7 +435,7 @@ class _Steps:
             length *= 2.0
         going.length = length
         going.last = [*going.last, value][-_MEMORY:]
-        self._advance()
+        self._w, self._next = self._next, self._w
         return sums
 
     def _fobos(self) -> Phases:
@@ -271,5 +444,5 @@ class _Steps:
         yield from self._gradient()
         eta = self._p.eta or 4.0 / self._job.constant
         sums = yield from self._step(math.sqrt(going.step + 1.0) / eta)
-        self._advance()
+        self._w, self._next = self._next, self._w
         return sums

@@ -134,7 +134,8 @@ class GroupLassoMethod(Method):
                 stages[int(of[1])] = damage
             else:
                 others[folder] = damage
-        for number, left in last_states(work, keys).items():
+        segments = sorted(tuple(map(int, key.split("/")[1:])) for key in keys if key.startswith("segment/"))
+        for number, left in {stage: state_path(work, stage, last) for stage, last in segments}.items():
             if not left.exists():
                 stages.setdefault(number, f"{left} is missing")
         found = super().redo(work, others, keys, warm_start)
@@ -153,12 +154,6 @@ class GroupLassoMethod(Method):
             f"lam {report['lam']:g}, {report['n_selected']:,} features selected",
             f"objective {report['objective']:.6g} after {passes:.3g} passes over X",
         ]
-
-
-def last_states(work: Path, keys: Iterable[str]) -> dict[int, Path]:
-    """The state that each stage's last segment left, of those that are done."""
-    segments = sorted(tuple(map(int, key.split("/")[1:])) for key in keys if key.startswith("segment/"))
-    return {stage: state_path(work, stage, number) for stage, number in segments}
 
 
 def refuse_two_labels(dataset: Dataset, loss: str) -> None:

@@ -11,24 +11,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import scipy.sparse
+
 from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.grouplasso.descent import ColumnsJob, Data, ModelJob, SegmentJob, Stage
-from xmc_stream.grouplasso.firstorder import StepsJob, StoreJob
-from xmc_stream.grouplasso.gradient import SigmaJob
+from xmc_stream.grouplasso.firstorder import StepsJob
 from xmc_stream.grouplasso.kernels.descent import LEAST_CURVATURE
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
-from xmc_stream.grouplasso.plan import plan_descent, plan_gradient
+from xmc_stream.grouplasso.plan import is_small, plan_descent, plan_gradient
 from xmc_stream.grouplasso.solver import problem_of
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.runtime.check import CheckJob, array_jobs
 from xmc_stream.runtime.job import Job, Ledger, Loop, Phase, Receipt
-from xmc_stream.runtime.plan import MIB, MemoryPlan
-from xmc_stream.store.chunks import plain_arrays
+from xmc_stream.runtime.plan import MIB, MemoryPlan, Portion
+from xmc_stream.store.chunks import plain_arrays, read_small
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.packing import new_pack
 from xmc_stream.store.places import make_folder
+from xmc_stream.system.stop import stop_if_unwanted
 
 _ABOVE = 1.0 + 1e-6  # times F(0): rounding
+_SIGMA_ABOVE = 1.05  # iterations end when the bound is no more than this above what is certainly reached
+_SIGMA_MOST = 30
+_ROUNDING = 1.0 + 1e-6  # of sums in float64
 
 
 def refuse_diverged(p: GroupLassoParameters, stage: Stage, objective: float, at_zero: float) -> None:
@@ -54,6 +61,71 @@ def stages_of(p: GroupLassoParameters) -> list[Stage]:
     if p.debias is not None:
         stages.append(Stage(len(stages), 0.0, True, p.debias))
     return stages
+
+
+@dataclass(frozen=True)
+class SigmaJob:
+    """A bound on the largest singular value of X, never below it.
+
+    With A = |X|^T |X|, and any v of positive values,
+
+        sigma(X)^2 <= sigma(|X|)^2 <= max_j (A v)_j / v_j
+
+    (Collatz, Wielandt). Power iterations, v = A v, bring it down to sigma(|X|)^2. ||X||_F^2 bounds it too. A job makes as many
+    of them as a job should take. number: of those before; before: what the last of them left, "" for a v of ones; square: the
+    bound on sigma^2 that they gave.
+    """
+
+    data: Data
+    block_bytes: int
+    number: int = 0
+    before: str = ""
+    square: float = math.inf
+
+    @property
+    def key(self) -> str:
+        """The first iteration."""
+        return f"sigma/{self.number}"
+
+    @property
+    def out(self) -> Path:
+        """A pack of v."""
+        return Path(self.data.work) / "state" / "stage-0" / f"sigma-{self.number}"
+
+    def run(self) -> Receipt:
+        """Iterate; the receipt has the bound, or None where iterations are left."""
+        X, portion = Dataset(self.data.path).X_rows(), Portion()
+        v, square, passes = np.ones(X.shape[1]), self.square, self.number
+        if self.before:
+            v = read_small(Path(self.before), "v", len(v), np.float64)
+        while passes < _SIGMA_MOST:
+            if passes > self.number and portion.done():
+                with new_pack(self.out) as pack:
+                    pack.write("v", v)
+                return self._receipt(None, square, passes, X.bytes_read)
+            after, squares = np.zeros(len(v)), 0.0
+            for block in X.blocks(self.block_bytes):
+                stop_if_unwanted()
+                size = np.abs(block.values).astype(np.float64)
+                scores = scipy.sparse.csr_matrix((size, block.indices, block.indptr), (block.n, len(v))) @ v
+                # these two go entry after entry, so that sums do not depend on where blocks begin
+                np.add.at(after, block.indices, size * np.repeat(scores, np.diff(block.indptr)))
+                squares = float(np.add.accumulate(np.append(squares, size * size))[-1])
+            passes += 1
+            there = after > 0
+            if not there.any():
+                square = 0.0
+                break
+            square = min(square, squares, float((after[there] / v[there]).max()))
+            reached = float((v * after).sum()) / float(np.square(v).sum())  # BLAS sums differ with its threads
+            if square <= _SIGMA_ABOVE * reached:
+                break
+            v = np.maximum(after / after.max(), 1e-100)  # positive also where a part of X falls behind
+        return self._receipt(math.sqrt(_ROUNDING * square), square, passes, X.bytes_read)
+
+    def _receipt(self, sigma: float | None, square: float, number: int, bytes_read: int) -> Receipt:
+        passes = number - self.number
+        return {"sigma": sigma, "square": square, "number": number, "passes": passes, "bytes_read": bytes_read}
 
 
 @dataclass
@@ -124,8 +196,8 @@ class GroupLassoRun:
             done = stage.number + min(1.0, passes / self.parameters.max_passes)
             span = done / n_stages, (stage.number + 1) / n_stages
             phase = Phase(name, [job], doing + said, span, unit="segment", number=number + 1)
-            if isinstance(job, StepsJob) and not job.small and self.ledger.get(job.key) is None:
-                phase = Phase(name, [StoreJob(job, (yield from job.loop()))], doing + said)
+            if isinstance(job, StepsJob) and not is_small(self.dataset) and self.ledger.get(job.key) is None:
+                phase = Phase(name, [replace(job, made=(yield from job.loop()))], doing + said)
             (receipt,) = yield phase
             zero = 1.0 - receipt["n_selected"] / self.dataset.n_features
             passes = receipt["stage_passes"]
