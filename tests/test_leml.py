@@ -19,10 +19,9 @@ from xmc_stream.factors.begun import Begun
 from xmc_stream.factors.factors import Factor, new_factors
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import Learned
-from xmc_stream.lowrank.newton import run_alone, trust_region
 from xmc_stream.lowrank.parameters import LOSSES, LEMLParameters
 from xmc_stream.lowrank.scale import ScaleJob
-from xmc_stream.lowrank.solver import Descent, loss_curvatures, loss_slopes, loss_values
+from xmc_stream.lowrank.solver import Descent, loss_curvatures, loss_slopes, loss_values, run_alone, trust_region
 from xmc_stream.lowrank.w_step import WStep, _Pairs
 from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.job import Notes, Phase, run_here

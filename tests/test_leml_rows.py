@@ -21,12 +21,11 @@ from xmc_stream.factors.factors import Factor, Panels, new_factors
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import LARGE_ROW_BYTES, ROW_BYTES, Learned, lines_of, range_bits
 from xmc_stream.lowrank import parameters, plan, ridge
-from xmc_stream.lowrank.by_rows import PartJob, solve_ridges
 from xmc_stream.lowrank.cplst import CPLSTRun
 from xmc_stream.lowrank.leml import LEMLRun
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.lowrank.plan import LowRankPlan, lowrank_needs, plan_lowrank
-from xmc_stream.lowrank.ridge import RidgeJob, Ridges, row_parts
+from xmc_stream.lowrank.ridge import PartJob, RidgeJob, Ridges, row_parts, solve_ridges
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Ledger, Notes, Phase, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan

@@ -15,9 +15,16 @@ from xmc_stream.factors.begun import Begun
 from xmc_stream.factors.factors import Dense, Factor, Panels
 from xmc_stream.factors.products import BLOCK, Learned, held_out_metrics
 from xmc_stream.lowrank.known_pairs import AllPairs, GivenPairs, counted, dense_labels, given, loss_units
-from xmc_stream.lowrank.newton import run_alone, trust_region
 from xmc_stream.lowrank.parameters import LEMLParameters
-from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, solve_gram
+from xmc_stream.lowrank.solver import (
+    Array,
+    loss_curvatures,
+    loss_slopes,
+    loss_values,
+    run_alone,
+    solve_gram,
+    trust_region,
+)
 from xmc_stream.lowrank.steps import write_factors
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset

@@ -13,10 +13,9 @@ from xmc_stream.factors.factors import Dense, Factor, Panels, SideBySide
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import Learned
 from xmc_stream.factors.projection import ProjectJob
-from xmc_stream.lowrank.by_rows import solve_ridges
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.plan import plan_lowrank
-from xmc_stream.lowrank.ridge import Ridges
+from xmc_stream.lowrank.ridge import Ridges, solve_ridges
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset

@@ -4,19 +4,21 @@ Yu, Jain, Kar, Dhillon: Large-scale Multi-label Learning with Missing Labels, IC
 
     min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),   W: D x r, H: K x r
 
-W and H are solved for in turn. This module covers the losses, conjugate gradients and the systems of
-equations for H, on arrays in memory. The trust-region Newton method is in `lowrank.newton`, passes and files are
-in `lowrank.leml`. Factors are float32; losses, products of vectors and systems of equations are float64.
+W and H are solved for in turn. This module covers the losses, conjugate gradients, the systems of equations for H and the
+trust-region Newton method, on arrays in memory. Passes and files are in `lowrank.leml`. Factors are float32; losses, products
+of vectors and systems of equations are float64.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Generator
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.factors.begun import Begun
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
 
@@ -146,3 +148,205 @@ def solve_gram(gram: NDArray[np.float64], right: NDArray[np.float64], lam: float
         return np.asarray(scipy.linalg.cho_solve(scipy.linalg.cho_factor(matrix), right.T).T)
     except np.linalg.LinAlgError:
         return np.asarray(scipy.linalg.lstsq(matrix, right.T)[0].T)
+
+
+_SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
+_POOR, _FAIR, _GOOD = 1e-4, 0.25, 0.75  # actual over predicted decrease
+_LANES = 16  # sums of a long dot product
+
+
+def _nothing() -> Array:
+    return np.empty(0)
+
+
+class Problem(Protocol):
+    """Independent problems, one a line of an array, for `trust_region`. Methods are generators: they may wait for others.
+
+    `gradient` is asked at the point that `value` was last asked at, or at one that mixes its lines with earlier ones;
+    `hessian` is the product at the point that `gradient` was last asked at.
+    """
+
+    def value(self, w: Array) -> Generator[Any, Any, NDArray[np.float64]]:
+        """The objective of each line."""
+        ...
+
+    def gradient(self, w: Array) -> Generator[Any, Any, Array]:
+        """Its gradient."""
+        ...
+
+    def hessian(self, s: Array) -> Generator[Any, Any, Array]:
+        """The product of each line's Hessian with that of s."""
+        ...
+
+
+@dataclass
+class Newton:
+    """Where the method is. w, f, g: point, objectives, gradients; norm, first: of the gradients, now and at the beginning;
+
+    radius: of the trust regions; steps: taken; products: with Hessians. Of the conjugate gradients of the next step: s,
+    residual -g - Hessian s, direction; square of the residual's length; enough: where it ends; going: which go on; inner: steps
+    taken, -1 before they begin.
+    """
+
+    w: Array
+    f: Array
+    g: Array
+    norm: Array
+    first: Array
+    radius: Array
+    steps: int = 0
+    products: int = 0
+    s: Array = field(default_factory=_nothing)
+    residual: Array = field(default_factory=_nothing)
+    direction: Array = field(default_factory=_nothing)
+    square: Array = field(default_factory=_nothing)
+    enough: Array = field(default_factory=_nothing)
+    going: Array = field(default_factory=_nothing)
+    inner: int = -1
+
+    def begin(self, going: NDArray[np.bool_], tol: float) -> None:
+        """Conjugate gradients for the next step, from s = 0."""
+        self.s, self.residual = np.zeros_like(self.g), -self.g
+        self.direction = self.residual.copy()
+        self.square = _dots(self.residual, self.residual)
+        self.enough, self.going, self.inner = tol * tol * self.square, going & (self.square > 0), 0
+
+    def end(self) -> None:
+        """The step is taken, or not."""
+        self.s, self.residual, self.direction, self.inner = _nothing(), _nothing(), _nothing(), -1
+        self.steps += 1
+
+    def state(self) -> dict[str, Array]:
+        """What goes on from here."""
+        arrays = {of.name: np.atleast_1d(getattr(self, of.name)) for of in fields(self)}
+        return {**arrays, "going": arrays["going"].astype(np.uint8)}
+
+    @classmethod
+    def read(cls, begun: Begun) -> Newton:
+        """What was kept."""
+        found = {of.name: begun.read(of.name) for of in fields(cls)}
+        n = len(found["f"])
+        lines = {name: found[name].reshape(n, -1) for name in ("w", "g", "s", "residual", "direction")}
+        numbers: dict[str, Any] = {name: int(found[name][0]) for name in ("steps", "products", "inner")}
+        return cls(**{**found, **lines, **numbers, "going": found["going"].astype(np.bool_)})
+
+
+def _dots(left: Array, right: Array) -> NDArray[np.float64]:
+    """left[i] . right[i] of each line i, in float64."""
+    if len(left) > 1:
+        return np.asarray(np.einsum("ij,ij->i", left, right, dtype=np.float64))
+    whole = left.shape[1] - left.shape[1] % _LANES  # of one long line: sums beside each other
+    sums = column_dots(left[0, :whole].reshape(-1, _LANES), right[0, :whole].reshape(-1, _LANES))
+    rest = column_dots(left[0, whole:, None], right[0, whole:, None])
+    return np.array([sums.sum() + rest[0]])
+
+
+def trust_region(
+    problem: Problem,
+    w: Array,
+    newton: int,
+    cg: int,
+    cg_tol: float,
+    quadratic: bool = False,
+    begun: Begun | None = None,
+) -> Generator[Any, Any, tuple[Array, NDArray[np.float64], int]]:
+    """Minimise by trust-region Newton steps (Lin, Weng, Keerthi 2008), each found by conjugate gradients.
+
+    w (problems x dimensions): where to begin. newton, cg: steps, at most; cg_tol: see `LEMLParameters`. quadratic: one
+    step without a bound. begun: keeps where the method is, and has what to go on from. Returns w, the
+    objectives, and the products with Hessians that were taken. No objective rises.
+    """
+    most = 1 if quadratic else newton
+    at = Newton.read(begun) if begun is not None and begun.found else None
+    w = w if at is None else at.w
+    f = yield from problem.value(w)
+    g = yield from problem.gradient(w)
+    if at is None:
+        norm = np.sqrt(_dots(g, g))
+        at = Newton(w, f, g, norm, norm, np.full(len(w), np.inf) if quadratic else norm.copy())
+    while at.steps < most:
+        going = at.norm > 1e-6 * np.maximum(at.first, 1e-30)
+        if not going.any():
+            break
+        if at.inner < 0:
+            at.begin(going, cg_tol)
+        yield from _bounded_cg(problem, at, cg, begun)
+        slope, length = _dots(at.g, at.s), np.sqrt(_dots(at.s, at.s))
+        predicted = -0.5 * (slope - _dots(at.s, at.residual))
+        candidate = at.w + at.s
+        f_new = yield from problem.value(candidate)
+        actual = at.f - f_new
+        if at.steps == 0 and not quadratic:
+            at.radius = np.minimum(at.radius, length)
+        taken = going & (predicted > 0) & (actual > (0.0 if quadratic else _POOR * predicted))
+        if not quadratic:
+            at.radius = _new_radius(at.radius, length, slope, actual, predicted, going)
+        at.end()
+        if taken.any():
+            at.w = candidate if taken.all() else np.where(taken[:, None], candidate, at.w)
+            at.f = np.where(taken, f_new, at.f)
+            if at.steps < most:
+                at.g = yield from problem.gradient(at.w)
+                at.norm = np.sqrt(_dots(at.g, at.g))
+        elif (at.radius[going] < 1e-12 * np.sqrt(_dots(at.w, at.w))[going]).all():
+            break
+    return at.w, at.f, at.products
+
+
+def _new_radius(
+    radius: Array, length: Array, slope: Array, actual: Array, predicted: Array, going: NDArray[np.bool_]
+) -> Array:
+    """The trust radius after a step, by how well it was foreseen."""
+    bend = -actual - slope  # f(w + s) - f(w) - g.s
+    scale = np.where(bend <= 0, _GROW, np.maximum(_SHRINK, -0.5 * slope / np.where(bend > 0, bend, 1.0)))
+    ratio = np.where(predicted > 0, actual / np.where(predicted > 0, predicted, 1.0), -1.0)
+    poor = np.minimum(np.maximum(scale, _SHRINK) * length, _CUT * radius)
+    fair = np.maximum(_SHRINK * radius, np.minimum(scale * length, _CUT * radius))
+    good = np.maximum(_SHRINK * radius, np.minimum(scale * length, _GROW * radius))
+    best = np.maximum(radius, np.minimum(scale * length, _GROW * radius))
+    chosen = np.select([ratio < _POOR, ratio < _FAIR, ratio < _GOOD], [poor, fair, good], best)
+    return np.where(going, chosen, radius)
+
+
+def _bounded_cg(problem: Problem, at: Newton, most: int, begun: Begun | None) -> Generator[Any, Any, None]:
+    """Conjugate gradients for Hessian s = -g until the residual is small enough, or s leaves the trust region (Steihaug)."""
+    radius = at.radius
+    while at.inner < most:
+        going = at.going & (at.square > at.enough)
+        if not going.any():
+            return
+        image = yield from problem.hessian(at.direction)
+        curvature = _dots(at.direction, image)
+        alpha = np.where(going & (curvature > 0), at.square / np.where(curvature > 0, curvature, 1.0), 0.0)
+        sd, dd, ss = _dots(at.s, at.direction), _dots(at.direction, at.direction), _dots(at.s, at.s)
+        left = np.where(np.isfinite(radius), radius * radius, np.inf) - ss
+        out = going & ((ss + 2 * alpha * sd + alpha * alpha * dd > radius * radius) | (curvature <= 0))
+        with np.errstate(invalid="ignore"):
+            root = np.sqrt(np.maximum(sd * sd + dd * np.where(np.isfinite(left), np.maximum(left, 0.0), 0.0), 0.0))
+        edge = np.where(
+            sd >= 0, np.maximum(left, 0.0) / np.maximum(sd + root, 1e-300), (root - sd) / np.where(dd > 0, dd, 1.0)
+        )
+        alpha = np.where(out, edge, alpha)
+        factors = alpha.astype(at.g.dtype)[:, None]
+        at.s += factors * at.direction
+        image *= factors
+        at.residual -= image
+        after = _dots(at.residual, at.residual)
+        at.going = going & ~out
+        beta = np.where(at.going, after / np.where(at.square > 0, at.square, 1.0), 0.0).astype(at.g.dtype)[:, None]
+        at.direction *= beta
+        at.direction += at.residual
+        at.square = np.where(at.going, after, at.square)
+        at.inner += 1
+        at.products += 1
+        if begun is not None:
+            begun.keep(at.state())
+
+
+def run_alone(steps: Generator[Any, Any, Any]) -> Any:
+    """What a generator returns that waits for nobody."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value

@@ -21,9 +21,8 @@ from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned
 from xmc_stream.factors.projection import Parts, ProjectJob, row_blocks
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT, AllPairs, GivenPairs, counted, dense_labels, given
-from xmc_stream.lowrank.newton import trust_region
 from xmc_stream.lowrank.parameters import LEMLParameters
-from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values
+from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, trust_region
 from xmc_stream.lowrank.steps import within
 from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.store.matrix import SparseMatrix, stream
