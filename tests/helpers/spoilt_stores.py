@@ -303,8 +303,8 @@ def load() -> None:
     from xmc_stream.factors.warmup import ScoreWarmUp
     from xmc_stream.grouplasso.predict import RowsWarmUp
     from xmc_stream.linear.warmup import LinearWarmUp
-    from xmc_stream.lowrank.warmup import LEMLWarmUp
-    from xmc_stream.memoir.warmup import MEMOIRWarmUp
+    from xmc_stream.lowrank.method import LEMLWarmUp
+    from xmc_stream.memoir.method import MEMOIRWarmUp
     from xmc_stream.pdsparse.warmup import PDSparseWarmUp
     from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 

@@ -4,6 +4,13 @@ With P the projection onto the columns of X, the best H of a rank are the leadin
 X W = P Y H. An iteration takes W = argmin ||Y H - X W|| and A = X W, and turns these such that A^T A = I and the columns of
 H = Y^T A are at right angles. A H^T is then the best that A's columns give, its first columns the best of a lesser rank. The
 squared norms v of H's columns come to the eigenvalues.
+
+With few features W solves the normal equations, column by column of H, with X^T X in memory, in float64:
+
+    (X^T X + lam I) w_c = X^T Y h_c / v_c
+
+With many it is that of LEML's W step (`ridge`). Where singular values of X lie ten thousand times apart, its conjugate
+gradients in float32 do not come to the end.
 """
 
 from __future__ import annotations
@@ -13,12 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import FACTORS, Dense, Panels, by_lines
-from xmc_stream.factors.products import Learned
-from xmc_stream.lowrank.normal import COLUMNS, NormalJob, NormalSolveJob
+from xmc_stream.factors.begun import Begun
+from xmc_stream.factors.factors import FACTORS, ColumnRange, Dense, Factor, Panels, by_lines, copy_factors, take
+from xmc_stream.factors.products import Learned, blocks, csr, times
 from xmc_stream.lowrank.run import LowRankRun
-from xmc_stream.lowrank.steps import ModelJob, StartJob, gram_jobs, read_sum, write_factors
+from xmc_stream.lowrank.solver import solve_gram
+from xmc_stream.lowrank.steps import ModelJob, StartJob, gram_jobs, read_sum, write_factors, write_sum
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
@@ -26,6 +35,9 @@ from xmc_stream.store.encoding import remove
 from xmc_stream.system.blas import one_blas_thread
 
 _NOTHING = 1e-12  # of the largest eigenvalue: what rounding leaves of one that is 0
+# is added to the diagonal of X^T X, which is scaled to ones: features may be the same, or sums of others
+_LEAST = 1e-12
+_COLUMNS = 256  # of X^T X in a job, at most
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,97 @@ class TurnJob:
             turn = np.ascontiguousarray((turn @ vectors)[:, ::-1])
             receipt = write_factors(Path(self.out), {"W": self.w, "H": self.sums}, turn)
         return {**receipt, "objective": 0.5 * (self.positives - float(values[::-1][: self.rank].sum()))}
+
+
+@dataclass(frozen=True)
+class NormalJob:
+    """Columns of X^T X; or, with labels, of X^T Y H. Row after row, in float64, into a pack."""
+
+    learned: Learned
+    name: str
+    cols: ColumnRange
+    labels: Dense | None
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        """What for, and columns."""
+        return f"{self.name}/{self.cols[0]}-{self.cols[1]}"
+
+    @property
+    def out(self) -> str:
+        """The pack."""
+        return str(self.folder / f"{self.cols[0]}-{self.cols[1]}")
+
+    def run(self) -> Receipt:
+        """Sum and write."""
+        learned, dataset, width = self.learned, self.learned.dataset(), self.cols[1] - self.cols[0]
+        X, Y, begun, first = dataset.X_rows(), dataset.Y_rows(), Begun(Path(f"{self.out}.kept")), 0
+        total = np.zeros((learned.n_inputs(), width))
+        if begun.found:
+            total, first = begun.read("sum").reshape(total.shape), int(begun.read("rows")[0])
+        h = None if self.labels is None else take(self.labels, self.cols)[:, :width].astype(np.float64)
+        for x, *ys in blocks(X, *([] if h is None else [Y]), rows=(first, X.n_lines)):
+            right = self._columns(*csr(x)) if h is None else times(ys[0], h)
+            learned.add_transposed(x, right, total)
+            begun.keep({"sum": total, "rows": np.array([x.start + x.n])})
+        write_sum(Path(self.out), total, durable=True)
+        share = width / (total.shape[0] if self.labels is None else self.labels.columns)
+        return {"passes": share, "bytes_read": X.bytes_read}
+
+    def _columns(
+        self, indptr: NDArray[np.int64], indices: NDArray[np.int64], values: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """These columns of a block of X, the bias among them."""
+        import scipy.sparse
+
+        n, inputs = len(indptr) - 1, self.learned.n_inputs()
+        x = scipy.sparse.csr_matrix((values, indices, indptr), (n, inputs))[:, self.cols[0] : self.cols[1]]
+        dense = np.ascontiguousarray(x.toarray(), np.float64)
+        if self.learned.bias and self.cols[1] == inputs:
+            dense[:, -1] = 1
+        return dense
+
+
+@dataclass(frozen=True)
+class NormalSolveJob:
+    """W of the normal equations. grams, right: what `NormalJob` wrote, in the order of columns; values: v_c."""
+
+    name: str
+    n_inputs: int
+    lam: float
+    grams: tuple[str, ...]
+    right: tuple[str, ...]
+    values: tuple[float, ...]
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The iteration."""
+        return self.name
+
+    def run(self) -> Receipt:
+        """Solve and write."""
+        values = np.array(self.values)
+        gram, right = (self._side_by_side(files) for files in (self.grams, self.right))
+        right *= np.where(values > 0, 1 / np.where(values > 0, values, 1.0), 0.0)
+        gram[np.diag_indices_from(gram)] += self.lam
+        scale = 1 / np.sqrt(gram.diagonal())
+        gram *= scale[:, None]
+        gram *= scale
+        right *= scale[:, None]
+        with one_blas_thread():
+            w = solve_gram(gram, np.ascontiguousarray(right.T), _LEAST).T * scale[:, None]
+        copy_factors(Path(self.out), {"W": w.astype(np.float32)}, (0, len(values)))
+        return {"steps": 1}
+
+    def _side_by_side(self, files: tuple[str, ...]) -> NDArray[np.float64]:
+        return np.concatenate([read_sum(file, self.n_inputs) for file in files], axis=1)
+
+    @property
+    def found(self) -> Factor:
+        """W."""
+        return Factor(f"{self.out}/W", len(self.values), self.n_inputs)
 
 
 @dataclass
@@ -130,7 +233,7 @@ class CPLSTRun(LowRankRun):
         n_inputs, key, rights = self._learned.n_inputs(), f"w/{number}", list[NormalJob]()
         if self.ledger.get(key) is None:
             if not self._squares:
-                columns = min(COLUMNS, max(last - first for first, last in self._sizes.col_ranges))
+                columns = min(_COLUMNS, max(last - first for first, last in self._sizes.col_ranges))
                 ranges, folder = even_ranges(n_inputs, -(-n_inputs // columns)), self._state("normal", 0)
                 self._squares = [NormalJob(self._learned, "normal/0", cols, None, folder) for cols in ranges]
                 words = "multiplying the features with each other"

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from xmc_stream.factors.products import held_bytes
+from xmc_stream.factors.products import held_bytes, most_whole
 from xmc_stream.lowrank.cplst import CPLSTRun
 from xmc_stream.lowrank.leml import LEMLRun, most_passes
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.lowrank.plan import lowrank_needs, plan_lowrank
 from xmc_stream.lowrank.run import LowRankRun
-from xmc_stream.lowrank.warmup import LEMLWarmUp
 from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.runtime.job import Job, Ledger, Receipt
-from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
+from xmc_stream.store.dataset import write_observed
 
 # of a sparse product in a second, on one thread; columns that take as long as an entry itself: guesses, for a time that is
 # said to be about so long
@@ -56,6 +57,24 @@ class AlternationForecaster(Forecaster):
             "peak_parts": parts,
             "seconds": round(passes * work / _MULTIPLY_ADDS / (plan.threads * plan.processes), 1),
         }
+
+
+@dataclass(frozen=True)
+class LEMLWarmUp(WarmUp):
+    """Train by LEML on a few rows, over all pairs and over given ones; and over rows that are sorted by ranges of features."""
+
+    @property
+    def loads(self) -> str:
+        return "leml, also by ranges"
+
+    def load(self) -> None:
+        given = LEMLParameters(rank=2, alternations=2, observed="given", loss="logistic", held_out=0.3)
+        with a_few_rows() as dataset:
+            write_observed(dataset, dataset.Y_rows().blocks(MIB))
+            train_a_few(LEMLRun, dataset, "full", LEMLParameters(rank=2, alternations=2))
+            train_a_few(LEMLRun, dataset, "given", given)
+        with a_few_rows(d=most_whole() + 1) as dataset:
+            train_a_few(LEMLRun, dataset, "wide", LEMLParameters(rank=2, alternations=1))
 
 
 class _LowRankMethod(Method):

@@ -24,7 +24,6 @@ from xmc_stream.factors.products import (
 )
 from xmc_stream.kernels.lines import CACHE_LINE, lanes
 from xmc_stream.lowrank.h_step import LABELS
-from xmc_stream.lowrank.normal import normal_bytes
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts
 from xmc_stream.lowrank.w_step import VECTORS
@@ -100,7 +99,7 @@ def lowrank_needs(
         lines = max(2 * of_rows * wide, of_columns * width) if by_rows else of_columns * (4 + (parts > 1)) * width
         needs |= {"columns of W": 4 * d * lines, "columns of H": 4 * k * max(of_columns * width, of_rows * wide)}
         if p.direct:
-            needs["normal equations"] = normal_bytes(d, r)
+            needs["normal equations"] = _normal_bytes(d, r)
             needs["columns of H"] *= 3
     else:
         given = p.observed == "given"
@@ -115,6 +114,11 @@ def lowrank_needs(
     if p.closed and range_bits(dataset.n_features):  # larger row blocks come first
         left -= beside * (_row_block(dataset, widest, LARGE_ROW_BYTES) - _row_block(dataset, widest, row_bytes))
     return {**needs, "rows": max(0, min(held_bytes(dataset), int(_HELD * left)))}
+
+
+def _normal_bytes(n_inputs: int, columns: int) -> int:
+    """What solving takes, of so many columns: X^T X, its factor, and what is added; right sides and solutions."""
+    return 8 * (4 * n_inputs**2 + 3 * n_inputs * columns)
 
 
 def _row_block(dataset: Dataset, width: int, row_bytes: int) -> int:

@@ -7,19 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xmc_stream.errors import InputError
 from xmc_stream.factors.factors import FACTORS
 from xmc_stream.factors.products import Learned
+from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.linear.weights import finalise_key
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import most_vectors, plan_steps, resolved, shares, steps_needs
 from xmc_stream.memoir.reduction import Reduction, vectors_path
 from xmc_stream.memoir.run import SEGMENTS, MEMOIRRun
 from xmc_stream.memoir.state import state_path
-from xmc_stream.memoir.warmup import MEMOIRWarmUp
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
+from xmc_stream.models.runs import filter_pairs, no_predictions
 from xmc_stream.runtime.job import Job, Ledger, Notes, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 
 # nanoseconds of a draw, and more for each class (`benchmarks/memoir.py growth`)
 _SEARCH_NS = {"exact": (70e3, 2.0), "sw-graph": (200e3, 1.0), "simple-lsh": (15e3, 0.6)}
@@ -71,6 +75,25 @@ class MEMOIRForecaster(Forecaster):
             "peak_parts": parts,
             "seconds": round(1e-9 * (steps * draws * (draw + each * dataset.n_labels) + held_out), 1),
         }
+
+
+@dataclass(frozen=True)
+class MEMOIRWarmUp(WarmUp):
+    """Train on a few rows, as the run will."""
+
+    variant: str
+    oracle: str
+
+    @property
+    def loads(self) -> str:
+        return f"MEMOIR-{self.variant}, {self.oracle}"
+
+    def load(self) -> None:
+        p = MEMOIRParameters(variant=self.variant, oracle=self.oracle, steps=2, batch=8, rank=4, truncate=1e-3)
+        with a_few_rows() as dataset:
+            # where rows have several labels
+            fold_top_k(np.zeros((1, 1), np.float32), 0, filter_pairs([]), *no_predictions(1, 1))
+            train_a_few(MEMOIRRun, dataset, "memoir", p)
 
 
 class MEMOIRMethod(Method):
