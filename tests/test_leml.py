@@ -15,8 +15,7 @@ from reference import lowrank as twin
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
-from xmc_stream.factors.begun import Begun
-from xmc_stream.factors.factors import Factor, new_factors
+from xmc_stream.factors.factors import Begun, Factor, new_factors
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import Learned
 from xmc_stream.lowrank.parameters import LOSSES, LEMLParameters

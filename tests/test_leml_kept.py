@@ -16,7 +16,7 @@ from helpers.forked import Forked
 
 import xmc_stream as xs
 from xmc_stream.errors import JobError
-from xmc_stream.factors.begun import Begun
+from xmc_stream.factors.factors import Begun
 from xmc_stream.lowrank import parameters, plan, ridge
 from xmc_stream.lowrank.cplst import CPLSTRun
 from xmc_stream.lowrank.leml import LEMLRun

@@ -13,7 +13,7 @@ from helpers.problems import LIMIT, overlapping
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.factors.begun import Begun
+from xmc_stream.factors.factors import Begun
 from xmc_stream.factors.products import ROW_BYTES, Learned
 from xmc_stream.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.memoir.parameters import MEMOIRParameters

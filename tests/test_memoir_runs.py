@@ -16,9 +16,10 @@ from helpers.forked import forked_command
 
 import xmc_stream as xs
 from xmc_stream.errors import JobError, StoreError
+from xmc_stream.memoir.learners import class_ranges
 from xmc_stream.memoir.parameters import MEMOIRParameters
+from xmc_stream.memoir.plan import ENTRIES
 from xmc_stream.memoir.run import MEMOIRRun
-from xmc_stream.memoir.state import ENTRIES, class_ranges
 from xmc_stream.memoir.steps import StepsJob
 from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.events import read_events

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xmc_stream.factors.warmup import ScoreWarmUp
+from xmc_stream.factors.predict import ScoreWarmUp
 from xmc_stream.grouplasso.method import GroupLassoWarmUp
 from xmc_stream.grouplasso.predict import RowsWarmUp
 from xmc_stream.linear.warmup import LinearWarmUp

@@ -300,7 +300,7 @@ def load() -> None:
     import xmc_stream.datasets.verify
     import xmc_stream.evaluation.evaluate
     import xmc_stream.training.train  # noqa: F401
-    from xmc_stream.factors.warmup import ScoreWarmUp
+    from xmc_stream.factors.predict import ScoreWarmUp
     from xmc_stream.grouplasso.predict import RowsWarmUp
     from xmc_stream.linear.warmup import LinearWarmUp
     from xmc_stream.lowrank.method import LEMLWarmUp

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.factors.factors import FACTORS, LINES, LowRankFactors, by_lines
-from xmc_stream.factors.forecast import ScoreForecaster
-from xmc_stream.factors.predict import HeldFactors, ScoreRun
+from xmc_stream.factors.predict import HeldFactors, ScoreForecaster, ScoreRun, ScoreWarmUp
 from xmc_stream.factors.products import BLOCK
-from xmc_stream.factors.warmup import ScoreWarmUp
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model

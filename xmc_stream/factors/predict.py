@@ -9,11 +9,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import ColumnRange, LowRankFactors, Panels, take
+from xmc_stream.factors.factors import FACTORS, ColumnRange, LowRankFactors, Panels, new_factors, take
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, tiles
 from xmc_stream.factors.projection import ProjectJob
 from xmc_stream.kernels.blocks import Labels
@@ -26,6 +27,7 @@ from xmc_stream.models.runs import (
     RESULT_BYTES,
     CountingJob,
     CutIntoJobs,
+    RankingForecaster,
     RankingJob,
     RankingRun,
     filter_matrix,
@@ -33,14 +35,18 @@ from xmc_stream.models.runs import (
     no_predictions,
     rescaling_of,
 )
-from xmc_stream.runtime.job import Loop, Phase, Receipt
+from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix
-from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
+from xmc_stream.store.model import begin_model, finish_model, model_attributes
+from xmc_stream.store.predictions import CHUNK_ROWS, begin_predictions, write_predictions
 from xmc_stream.system.blas import one_blas_thread
 
 _PROJECTED = 0.3  # of a prediction, that projecting the samples takes
+# in a second, of dense products on one thread: a guess, for a time that is said to be about so long
+_MULTIPLY_ADDS = 5e9
 
 
 @dataclass(frozen=True)
@@ -219,3 +225,56 @@ class ScoreRun(RankingRun):
             return metrics_of(receipts, [Path(self.counts(job.start)) for job in jobs], n, model.n_labels)
         n_bytes = sum(receipt["bytes_read"] for receipt in [*projected, *receipts])
         return {"bytes_read": n_bytes, "row_blocks": sum(receipt["row_blocks"] for receipt in receipts)}
+
+
+@dataclass(frozen=True)
+class ScoreForecaster(RankingForecaster):
+    """See `Model.forecaster`."""
+
+    model: LowRankFactors
+
+    def sizes(self, plan: MemoryPlan) -> ScorePlan:
+        """See `RankingForecaster`."""
+        return plan_scores(plan, self.model, self.dataset, self.k, self.of_labels)
+
+    def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
+        """From the numbers of multiply-adds."""
+        model, n, sizes = self.model, self.dataset.n_samples, self.sizes(plan)
+        width = max(last - first for first, last in sizes.col_ranges)
+        nnz = self.dataset.X_rows().nnz
+        n_bytes = len(sizes.col_ranges) * nnz * 8
+        work = (nnz + (1 + self.evaluate) * n * model.n_labels) * model.rank
+        needs = score_needs(
+            plan, model, self.k, width, min(sizes.rows_per_job, n), self.of_labels,
+            self.dataset.X_rows().block_bytes(ROW_BYTES), len(sizes.rows),
+        )  # fmt: skip
+        return self.foreseen(
+            len(sizes.ranges(n)), n_bytes, needs, work / _MULTIPLY_ADDS / (plan.threads * plan.processes)
+        )
+
+
+@dataclass(frozen=True)
+class ScoreWarmUp(WarmUp):
+    """Predict a few rows, and evaluate a model on them."""
+
+    seconds = 12.0
+
+    @property
+    def loads(self) -> str:
+        return "low-rank prediction"
+
+    def load(self) -> None:
+        with a_few_rows() as dataset:
+            path, rank = Path(dataset.path).parent, 2
+            begin_model(path / "model.partial")
+            sizes = {"W": dataset.n_features, "H": dataset.n_labels}
+            with new_factors(path / "model.partial" / FACTORS, dict.fromkeys(sizes, rank)) as writers:
+                for name, n in sizes.items():
+                    writers[name].append(np.ones(rank * n, np.float32))
+            made = {"rank": rank, "nnz": rank * sum(sizes.values())}
+            about = model_attributes(dataset, "", {"bias": False}, 0, made)
+            finish_model(path / "model.partial", path / "model", about)
+            model, plan = LowRankFactors(path / "model"), MemoryPlan(2**40, 256 * MIB, 1)
+            for folder in (None, path):
+                out = begin_predictions(path / f"predictions-{folder is None}", dataset.n_samples, dataset.n_labels, 2)
+                run_here(ScoreRun(model, dataset, 2, out, plan, folder=folder).loop(), Notes())

@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.begun import Begun
-from xmc_stream.factors.factors import FACTORS, ColumnRange, Dense, Factor, Panels, by_lines, copy_factors, take
+from xmc_stream.factors.factors import FACTORS, Begun, ColumnRange, Dense, Factor, Panels, by_lines, copy_factors, take
 from xmc_stream.factors.products import Learned, blocks, csr, times
 from xmc_stream.lowrank.run import LowRankRun
 from xmc_stream.lowrank.solver import solve_gram

@@ -11,8 +11,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from xmc_stream.factors.begun import Begun
-from xmc_stream.factors.factors import Dense, Factor, Panels
+from xmc_stream.factors.factors import Begun, Dense, Factor, Panels
 from xmc_stream.factors.products import BLOCK, Learned, held_out_metrics
 from xmc_stream.lowrank.known_pairs import AllPairs, GivenPairs, counted, dense_labels, given, loss_units
 from xmc_stream.lowrank.parameters import LEMLParameters

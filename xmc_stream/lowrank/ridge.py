@@ -17,8 +17,17 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.factors.begun import Begun
-from xmc_stream.factors.factors import LINES, ColumnRange, Dense, Factor, Panels, copy_factors, read_columns, take
+from xmc_stream.factors.factors import (
+    LINES,
+    Begun,
+    ColumnRange,
+    Dense,
+    Factor,
+    Panels,
+    copy_factors,
+    read_columns,
+    take,
+)
 from xmc_stream.factors.heldrows import NO_HOLDING, Holding, held_or_read
 from xmc_stream.factors.products import ROW_BYTES, Learned, lines_of, times
 from xmc_stream.kernels.lines import aligned_zeros, lanes

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.begun import Begun
+from xmc_stream.factors.factors import Begun
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.begun import Begun
-from xmc_stream.factors.factors import ColumnRange, Dense, Factor, Panels, copy_factors, take
+from xmc_stream.factors.factors import Begun, ColumnRange, Dense, Factor, Panels, copy_factors, take
 from xmc_stream.factors.heldrows import Holding
 from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned
 from xmc_stream.factors.projection import Parts, ProjectJob, row_blocks

@@ -14,11 +14,11 @@ from xmc_stream.factors.factors import FACTORS
 from xmc_stream.factors.products import Learned
 from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.linear.weights import finalise_key
+from xmc_stream.memoir.learners import state_path
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import most_vectors, plan_steps, resolved, shares, steps_needs
 from xmc_stream.memoir.reduction import Reduction, vectors_path
 from xmc_stream.memoir.run import SEGMENTS, MEMOIRRun
-from xmc_stream.memoir.state import state_path
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.models.runs import filter_pairs, no_predictions
 from xmc_stream.runtime.job import Job, Ledger, Notes, Receipt

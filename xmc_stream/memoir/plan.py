@@ -10,7 +10,6 @@ import numpy as np
 
 from xmc_stream.memoir.draws import AHEAD, BLOCK, row_type
 from xmc_stream.memoir.parameters import MEMOIRParameters
-from xmc_stream.memoir.state import ENTRIES
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.lsh import SimpleLSH
 from xmc_stream.mips.smallworld import SmallWorld
@@ -25,6 +24,7 @@ _FORESEEN = 128 * MIB  # of sparse vectors that a plan asks for: the most that t
 _DRAW_BYTES = 64  # of a draw: its row, label, place, own score, best class and score
 _ROW_ENTRY, _ENTRY_BYTES = 12, 8 + 12  # of an entry of a batch: in the order of vectors; when it is read, by feature
 _MODEL_ENTRY = 40  # of an entry of a model that is written: itself, its class, and as it is chosen
+ENTRIES = 1 << 18  # of W, that are written or read at a time, at most; a class at least
 RANGE = 1 << 18  # rows that are looked at together
 _FIXED = 16 * MIB
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.factors.begun import Begun
 from xmc_stream.factors.factors import (
+    Begun,
     ColumnRange,
     Dense,
     Factor,

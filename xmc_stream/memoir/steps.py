@@ -26,11 +26,10 @@ from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import Unit, new_unit
 from xmc_stream.memoir.draws import Copies, Steps, held_out_of
-from xmc_stream.memoir.learners import Learner, learner_of
+from xmc_stream.memoir.learners import Learner, learner_of, read_dense, read_sparse, state_path
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import RANGE, StepsPlan, scored_together
 from xmc_stream.memoir.solver import StepSums, macro_f1, take_step
-from xmc_stream.memoir.state import read_dense, read_sparse, state_path
 from xmc_stream.metrics import among
 from xmc_stream.models.decisions import HeldOut
 from xmc_stream.models.runs import filter_pairs, no_predictions
