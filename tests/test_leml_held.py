@@ -14,10 +14,17 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.factors import heldrows
 from xmc_stream.factors import products as of_products
-from xmc_stream.factors.heldrows import Holding, held_or_read, let_go
-from xmc_stream.factors.products import ROW_BYTES, RangedBlock, entries_bytes, ranged_blocks
+from xmc_stream.factors import rowblocks
+from xmc_stream.factors.rowblocks import (
+    ROW_BYTES,
+    Holding,
+    RangedBlock,
+    entries_bytes,
+    held_or_read,
+    let_go,
+    ranged_blocks,
+)
 from xmc_stream.lowrank import plan, ridge
 from xmc_stream.lowrank.leml import LEMLRun
 from xmc_stream.lowrank.parameters import LEMLParameters
@@ -87,7 +94,7 @@ def test_blocks_stay_from_job_to_job_of_one_run(data: Path) -> None:
     assert bytes_of(data, rows, Holding("a", ALL, ALL)) == first
     let_go()
     assert bytes_of(data, rows, Holding("a", ALL, ALL)) == first
-    assert bytes_of(data, rows, heldrows.NO_HOLDING) > entries_bytes
+    assert bytes_of(data, rows, rowblocks.NO_HOLDING) > entries_bytes
 
 
 def test_jobs_that_come_at_once_read_once(data: Path) -> None:
@@ -119,7 +126,7 @@ def test_the_first_blocks_stay_where_there_is_no_room_for_all(data: Path) -> Non
     left = bytes_of(data, (0, 350), holding)
     assert size_of(X, 2 * LINES, 350) <= left < size_of(X, 2 * LINES, 350) + 3000
     assert left < size_of(X, 0, 350)
-    assert heldrows._held.taken <= 2 * room
+    assert rowblocks._held.taken <= 2 * room
 
 
 def test_no_more_stays_than_a_process_has_room_for(data: Path) -> None:
@@ -128,7 +135,7 @@ def test_no_more_stays_than_a_process_has_room_for(data: Path) -> None:
     holding = Holding("a", room, room + 8)
     for rows in ((0, 350), (350, N), (0, 350), (350, N)):
         read = bytes_of(data, rows, holding)
-        assert heldrows._held.taken <= room + 8
+        assert rowblocks._held.taken <= room + 8
     assert read > size_of(X, 350, N)  # the second part found no room
     assert bytes_of(data, (0, 350), holding) < 100
 
@@ -136,7 +143,7 @@ def test_no_more_stays_than_a_process_has_room_for(data: Path) -> None:
 def test_where_the_first_job_fails_the_next_one_reads(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holding, X = Holding("a", ALL, ALL), Dataset(data).X_rows()
     with monkeypatch.context() as broken:
-        broken.setattr(heldrows, "to_hold", lambda *_: [][0])
+        broken.setattr(rowblocks, "to_hold", lambda *_: [][0])
         with pytest.raises(IndexError):
             next(held_or_read(X, None, (0, N), ROW_BYTES, holding))
     assert bytes_of(data, (0, N), holding) > size_of(X, 0, N)
@@ -150,7 +157,7 @@ def test_what_jobs_under_way_work_with_is_counted_until_they_end(data: Path) -> 
     assert held_of(X, *others) <= room
     for full in (False, True):  # the job makes the blocks, or has them from memory
         for run, lets_go in (("a", let_go), ("b", None)):
-            holding, held = Holding("a", room, room), heldrows._held
+            holding, held = Holding("a", room, room), rowblocks._held
             if full:
                 bytes_of(data, rows, holding)
             job = held_or_read(X, None, rows, ROW_BYTES, holding)
@@ -175,10 +182,10 @@ def test_a_job_that_is_late_leaves_nothing_in_the_place_of_what_is_there(data: P
     next(late)
     let_go()
     bytes_of(data, rows, holding)
-    assert heldrows._held.taken == 2 * held_of(X, *rows)
+    assert rowblocks._held.taken == 2 * held_of(X, *rows)
     late.close()  # type: ignore[attr-defined]
     assert bytes_of(data, rows, holding) < 100
-    assert heldrows._held.taken == held_of(X, *rows)
+    assert rowblocks._held.taken == held_of(X, *rows)
 
 
 def test_what_stays_is_let_go_when_nobody_asks_and_when_memory_is_planned(
@@ -190,15 +197,15 @@ def test_what_stays_is_let_go_when_nobody_asks_and_when_memory_is_planned(
         lambda: about_this("worker", 0, Folders()),
     ):
         bytes_of(data, (0, N), holding)
-        assert heldrows._held.taken
+        assert rowblocks._held.taken
         act()
-        assert not heldrows._held.taken
-    monkeypatch.setattr(heldrows, "_IDLE", 0.05)
+        assert not rowblocks._held.taken
+    monkeypatch.setattr(rowblocks, "_IDLE", 0.05)
     bytes_of(data, (0, N), holding)
     end = time.monotonic() + 20
-    while heldrows._held.taken and time.monotonic() < end:
+    while rowblocks._held.taken and time.monotonic() < end:
         time.sleep(0.01)
-    assert not heldrows._held._parts
+    assert not rowblocks._held._parts
     assert bytes_of(data, (0, N), holding) > 1000
 
 
@@ -228,7 +235,7 @@ def test_a_training_whose_x_stays_in_memory_gives_the_model_of_one_by_columns(
         clf = xs.LEML(**options, threads=threads).fit(data, model=tmp_path / name)
         digests.add(clf.model_.digest())
         read[name] = clf.report_["bytes_read"]
-        assert not heldrows._held._parts  # the run is over
+        assert not rowblocks._held._parts  # the run is over
     assert len(digests) == 1
     assert read["rows"] < 0.6 * read["reads"]
     assert read["rows"] < read["some"] < read["reads"]

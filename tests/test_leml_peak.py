@@ -14,7 +14,7 @@ import pytest
 from helpers.commands import environment
 
 import xmc_stream as xs
-from xmc_stream.factors.products import LARGE_ROW_BYTES, ROW_BYTES, held_bytes, range_bits
+from xmc_stream.factors.rowblocks import LARGE_ROW_BYTES, ROW_BYTES, held_bytes, range_bits
 from xmc_stream.lowrank.ridge import row_parts
 from xmc_stream.runtime.events import read_events
 from xmc_stream.store.dataset import Dataset

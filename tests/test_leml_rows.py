@@ -18,8 +18,8 @@ from helpers.forked import Forked
 import xmc_stream as xs
 from xmc_stream.factors import products as of_products
 from xmc_stream.factors.factors import Factor, Panels, new_factors
-from xmc_stream.factors.heldrows import Holding
-from xmc_stream.factors.products import LARGE_ROW_BYTES, ROW_BYTES, Learned, lines_of, range_bits
+from xmc_stream.factors.products import Learned
+from xmc_stream.factors.rowblocks import LARGE_ROW_BYTES, ROW_BYTES, Holding, lines_of, range_bits
 from xmc_stream.lowrank import parameters, plan, ridge
 from xmc_stream.lowrank.cplst import CPLSTRun
 from xmc_stream.lowrank.leml import LEMLRun

@@ -19,7 +19,7 @@ from helpers.forked import forked_command
 import xmc_stream as xs
 from xmc_stream.datasets.unfinished import describe_unfinished
 from xmc_stream.errors import InputError, JobError, MemoryLimitError
-from xmc_stream.factors.projection import ProjectJob
+from xmc_stream.factors.products import ProjectJob
 from xmc_stream.lowrank.leml import LEMLRun, most_passes
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.plan import LowRankPlan, lowrank_needs, plan_lowrank
@@ -88,7 +88,7 @@ def test_the_model_is_the_same_for_any_cut_and_any_interruption(
         labels = sizes.labels if p.observed == "full" else ((0, 11), (11, 200), (200, 300))
         return replace(sizes, small=False, col_ranges=((0, 2), (2, 3), (3, 7)), rows=rows, labels=labels, held=(0, 0))
 
-    monkeypatch.setattr("xmc_stream.factors.products.ROW_BYTES", 20_000)
+    monkeypatch.setattr("xmc_stream.factors.rowblocks.ROW_BYTES", 20_000)
     assert digest(several_blocks, tmp_path / "apart", p, [2], apart) == whole
 
 
@@ -151,9 +151,7 @@ def test_the_sums_of_a_run_are_those_of_its_event_log(
 
     # a run that fails and goes on comes to the same sums
     with monkeypatch.context() as broken:
-        broken.setattr(
-            "xmc_stream.factors.projection.ProjectJob.run", failing_at(ProjectJob.run, "a/2", several_blocks)
-        )
+        broken.setattr("xmc_stream.factors.products.ProjectJob.run", failing_at(ProjectJob.run, "a/2", several_blocks))
         with pytest.raises(JobError, match="no more"):
             xs.LEML(**options).fit(several_blocks, model=tmp_path / "again")
     again = xs.LEML(**options).fit(several_blocks, model=tmp_path / "again").report_
@@ -181,9 +179,7 @@ def test_info_says_how_far_an_unfinished_run_is_in_its_own_terms(
     model, work = tmp_path / "m", tmp_path / "m.partial"
     options = {"LEML": {"rank": 7, "tol": 0.0}, "CPLST": {"rank": 7}, "PDSparse": {"lam": 0.3, "max_passes": 3}}
     with monkeypatch.context() as broken:
-        broken.setattr(
-            "xmc_stream.factors.projection.ProjectJob.run", failing_at(ProjectJob.run, "a/3", several_blocks)
-        )
+        broken.setattr("xmc_stream.factors.products.ProjectJob.run", failing_at(ProjectJob.run, "a/3", several_blocks))
         visit = SegmentJob.run
 
         def third(job: SegmentJob) -> Receipt:

@@ -14,7 +14,8 @@ from helpers.problems import LIMIT, overlapping
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.factors.factors import Begun
-from xmc_stream.factors.products import ROW_BYTES, Learned
+from xmc_stream.factors.products import Learned
+from xmc_stream.factors.rowblocks import ROW_BYTES
 from xmc_stream.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.reduction import Reduction
@@ -245,7 +246,7 @@ def test_the_svd_goes_on_from_any_block_of_rows(stays: bool, tmp_path: Path, mon
     monkeypatch.setattr(portion, "SECONDS", 0.0)
     monkeypatch.setattr(Begun, "_write", cut_there)
     if stays:
-        monkeypatch.setattr("xmc_stream.factors.products._LINE_BYTES", ROW_BYTES // 1000)
+        monkeypatch.setattr("xmc_stream.factors.rowblocks._LINE_BYTES", ROW_BYTES // 1000)
     else:
         monkeypatch.setattr("xmc_stream.memoir.reduction.entries_bytes", lambda *_: 2**60)
     cut, sessions = vectors(tmp_path / "cut.partial")

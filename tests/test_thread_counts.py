@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.factors.heldrows import let_go
+from xmc_stream.factors.rowblocks import let_go
 from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Task
 from xmc_stream.models import Execution

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import FACTORS, ColumnRange, LowRankFactors, Panels, new_factors, take
-from xmc_stream.factors.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, tiles
-from xmc_stream.factors.projection import ProjectJob
+from xmc_stream.factors.products import BLOCK, Learned, ProjectJob, tiles
+from xmc_stream.factors.rowblocks import ROW_BYTES, ROW_LINES
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes

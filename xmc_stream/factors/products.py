@@ -9,108 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import ColumnRange, Dense, Panels, by_lines
-from xmc_stream.factors.kernels.ranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
+from xmc_stream.factors.factors import ColumnRange, Dense, Panels, by_lines, take
+from xmc_stream.factors.kernels.ranges import add_transposed_ranges, multiply_ranges
+from xmc_stream.factors.rowblocks import (
+    NO_HOLDING,
+    ROW_BYTES,
+    Array,
+    Holding,
+    Parts,
+    RangedBlock,
+    Rows,
+    csr,
+    row_blocks,
+)
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.heldout import HELD_OUT, held_out
-from xmc_stream.kernels.lines import CACHE_LINE, lanes
+from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
 from xmc_stream.kernels.metrics import fold_counts, sort_rows, take_positives
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
 from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.metrics import auc_units
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, SparseMatrix, stream
+from xmc_stream.store.matrix import Block, stream
 
 # rows, or classes, of a product of dense matrices, of which all sides are long, or two are r: fixed, as its rounding may
 # depend on its shape
 BLOCK, LINES = 1024, 4096
-ROW_BYTES = 4 * MIB  # of X in a row block, and of Y
-ROW_LINES = 2048  # rows of a row block, at most
-LARGE_ROW_BYTES = 32 * MIB  # of X in a row block by ranges of features, at most
-_LINE_BYTES = ROW_BYTES // ROW_LINES
-_RANGE_BITS = 14  # features of a range: 4 MB of a line of 64 columns each
-_RANGES = 256  # about, at most: more are slow to fill
 _HELD_SCORES = 1 << 24  # of rows held out, about, at most: half a second's, at rank 100
 _LEAST_HELD = 1000  # rows, about, whatever that takes
 LEAST_COLUMNS = 48  # of a job, where there are as many: each entry of X takes as long as 32 columns more
 PLACES = 5  # of the ranking of a held-out row that are looked at
-
-Array = NDArray[Any]
-
-
-def blocks(*matrices: SparseMatrix, rows: tuple[int, int] | None = None) -> Iterator[tuple[Block, ...]]:
-    """Rows [first, last) of matrices, or all, by row blocks."""
-    first, last = rows or (0, matrices[0].n_lines)
-    return stream(matrices, ROW_BYTES, first, last, ROW_LINES)
-
-
-@dataclass(frozen=True)
-class RangedBlock:
-    """Rows [start, start + n) of X, by ranges of features."""
-
-    start: int
-    n: int
-    entries: Ranges
-
-
-Rows = Block | RangedBlock
-
-
-def most_whole() -> int:
-    """Features, up to which rows are as good as they stand."""
-    return 2 << _RANGE_BITS
-
-
-def range_bits(n_features: int) -> int:
-    """2^bits features are a range; 0 where X has so few that rows are as good as they stand."""
-    if n_features <= most_whole():
-        return 0
-    # a place has 32 bits: a row's number needs these of the most lines of a block
-    return min(
-        max(_RANGE_BITS, (n_features // _RANGES).bit_length()), 32 - (lines_of(LARGE_ROW_BYTES) - 1).bit_length()
-    )
-
-
-def lines_of(row_bytes: int) -> int:
-    """Rows of a row block, at most."""
-    return row_bytes // _LINE_BYTES
-
-
-def ranged(block: Block, n_features: int, places: Array | None = None, values: Array | None = None) -> Rows:
-    """A block of X by ranges of features, where X has many. places, values: to fill, in the place of new arrays."""
-    bits, nnz = range_bits(n_features), len(block.indices)
-    if not bits:
-        return block
-    places = np.empty(nnz, np.uint32) if places is None else places
-    values = np.empty(nnz, np.float32) if values is None else values
-    starts = np.empty(((n_features - 1) >> bits) + 2, np.int64)
-    entries = Ranges(bits, starts, places[:nnz], values[:nnz])
-    into_ranges(*csr(block), entries)
-    return RangedBlock(block.start, block.n, entries)
-
-
-def ranged_blocks(X: SparseMatrix, rows: tuple[int, int], row_bytes: int) -> Iterator[Rows]:
-    """Rows [first, last) of X by ranges of features. row_bytes: of X in a block."""
-    bits = range_bits(X.shape[1])
-    most = min(X.nnz, X.block_bytes(row_bytes) // X.entry_bytes) if bits else 0
-    places, values = np.empty(most, np.uint32), np.empty(most, np.float32)
-    for (x,) in stream((X,), row_bytes, *rows, lines_of(row_bytes)):
-        yield ranged(x, X.shape[1], places, values)
-
-
-def to_hold(block: Block, n_features: int) -> Rows:
-    """A block of a stream, as `ranged_blocks` gives it, in memory of its own."""
-    if range_bits(n_features):
-        return ranged(block, n_features)
-    data = None if block.data is None else block.data.copy()
-    return Block(block.start, block.indptr, block.indices.copy(), data)
 
 
 @dataclass(frozen=True)
@@ -181,12 +114,6 @@ def job_width(rank: int, parts: int) -> int:
     return min(rank, lanes(width)) if width > CACHE_LINE else width
 
 
-def csr(block: Block) -> tuple[Array, Array, Array]:
-    """indptr, indices and values of a block; of ones where it has none."""
-    data = np.ones(len(block.indices), np.float32) if block.data is None else block.data
-    return block.indptr, block.indices, data
-
-
 def times(block: Rows, dense: Array, room: Array | None = None) -> Array:
     """A block's rows times a dense matrix, in the first lines of `room` if there is one."""
     out = np.empty((block.n, dense.shape[1]), dense.dtype) if room is None else room[: block.n]
@@ -195,18 +122,6 @@ def times(block: Rows, dense: Array, room: Array | None = None) -> Array:
     else:
         multiply(*csr(block), dense, out)
     return out
-
-
-def held_bytes(dataset: Dataset) -> int:
-    """Of X and Y in memory, as products take them: see `entries_bytes`."""
-    rows = 0, dataset.n_samples
-    return entries_bytes(dataset.X_rows(), rows) + entries_bytes(dataset.Y_rows(), rows)
-
-
-def entries_bytes(matrix: SparseMatrix, rows: tuple[int, int]) -> int:
-    """Of rows [first, last) in memory: with their values, or by ranges of features."""
-    begin, end = matrix.entries(*rows)
-    return max(8, matrix.entry_bytes) * (end - begin) + 16 * (rows[1] - rows[0])  # a block has one item of indptr more
 
 
 def held_out_metrics(learned: Learned, scores: Panels, labels: Dense, criterion: str) -> Receipt:
@@ -249,3 +164,49 @@ def _auc(lines: Array, labels: Dense, y: Block) -> int:
     for low, tile in tiles(lines, labels):
         fold_counts(tile, low, y.indptr, positives, np.float32(0), predicted, above)
     return auc_units(above, np.diff(y.indptr), labels.n)
+
+
+@dataclass(frozen=True)
+class ProjectJob:
+    """A = X W, of a range of columns, for parts of the rows; sums: also Y^T A over the rows that are learned from.
+
+    parts: all rows, where there are sums. holding: what may stay in memory.
+    """
+
+    learned: Learned
+    name: str
+    cols: ColumnRange
+    source: Dense
+    out: Panels
+    parts: Parts
+    holding: Holding = NO_HOLDING
+    sums: Panels | None = None
+
+    @property
+    def key(self) -> str:
+        """What for, columns and the first row."""
+        return f"{self.name}/{self.cols[0]}-{self.cols[1]}/{self.parts[0][0]}"
+
+    def run(self) -> Receipt:
+        """Write; the receipt counts the positives of rows that are learned from."""
+        dataset = self.learned.dataset()
+        X, Y = dataset.X_rows(), dataset.Y_rows() if self.sums else None
+        w, width, positives = take(self.source, self.cols), self.cols[1] - self.cols[0], 0
+        total = aligned_zeros((dataset.n_labels if self.sums else 0, w.shape[1]))
+        for x, labels in row_blocks(X, Y, self.parts, self.holding):
+            scores = self.learned.times(x, w)
+            self.out.write(self.cols, x.start, scores[:, :width])
+            if Y is None:
+                continue
+            held_out = self.learned.kept_out(x.start, x.n)
+            if held_out is not None:
+                scores[held_out] = 0
+            for y in [labels] if labels else (y for (y,) in stream((Y,), ROW_BYTES, x.start, x.start + x.n)):
+                low = y.start - x.start
+                add_transposed(*csr(y), scores[low : low + y.n], total)
+                lengths = np.diff(y.indptr)
+                positives += int((lengths if held_out is None else lengths[~held_out[low : low + y.n]]).sum())
+        if self.sums is not None:
+            self.sums.write(self.cols, 0, total[:, :width])
+        share = width / self.out.columns * sum(last - first for first, last in self.parts) / max(self.out.n, 1)
+        return {"positives": positives, "passes": share, "bytes_read": X.bytes_read + (Y.bytes_read if Y else 0)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from xmc_stream.factors.products import held_bytes, most_whole
+from xmc_stream.factors.rowblocks import held_bytes, most_whole
 from xmc_stream.lowrank.cplst import CPLSTRun
 from xmc_stream.lowrank.leml import LEMLRun, most_passes
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters

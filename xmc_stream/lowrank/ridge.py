@@ -28,8 +28,8 @@ from xmc_stream.factors.factors import (
     read_columns,
     take,
 )
-from xmc_stream.factors.heldrows import NO_HOLDING, Holding, held_or_read
-from xmc_stream.factors.products import ROW_BYTES, Learned, lines_of, times
+from xmc_stream.factors.products import Learned, times
+from xmc_stream.factors.rowblocks import NO_HOLDING, ROW_BYTES, Holding, held_or_read, lines_of
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
 from xmc_stream.lowrank.solver import VECTORS, Array, Descent, Progress

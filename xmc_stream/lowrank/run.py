@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.factors.factors import Dense, Factor, Panels, SideBySide
-from xmc_stream.factors.heldrows import Holding
-from xmc_stream.factors.products import Learned
-from xmc_stream.factors.projection import ProjectJob
+from xmc_stream.factors.products import Learned, ProjectJob
+from xmc_stream.factors.rowblocks import Holding
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.plan import plan_lowrank
 from xmc_stream.lowrank.ridge import Ridges, solve_ridges

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.factors.products import ROW_BYTES, ROW_LINES, Array, Learned, blocks, csr
+from xmc_stream.factors.products import Learned
+from xmc_stream.factors.rowblocks import ROW_BYTES, ROW_LINES, Array, blocks, csr
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
 from xmc_stream.lowrank.kernels.steps import add_column_dots
 from xmc_stream.lowrank.known_pairs import given

@@ -15,13 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Dense, Factor, Panels, SideBySide, by_lines, copy_factors, new_factors
-from xmc_stream.factors.products import (
-    BLOCK,
-    LINES,
-    Array,
-    Learned,
-    held_out_metrics,
-)
+from xmc_stream.factors.products import BLOCK, LINES, Learned, held_out_metrics
+from xmc_stream.factors.rowblocks import Array
 from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.lowrank.solver import column_dots, solve_gram
 from xmc_stream.runtime.job import Receipt

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Begun, ColumnRange, Dense, Factor, Panels, copy_factors, take
-from xmc_stream.factors.heldrows import Holding
-from xmc_stream.factors.products import BLOCK, ROW_BYTES, Learned
-from xmc_stream.factors.projection import Parts, ProjectJob, row_blocks
+from xmc_stream.factors.products import BLOCK, Learned, ProjectJob
+from xmc_stream.factors.rowblocks import ROW_BYTES, Holding, Parts, row_blocks
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT, AllPairs, GivenPairs, counted, dense_labels, given
 from xmc_stream.lowrank.parameters import LEMLParameters

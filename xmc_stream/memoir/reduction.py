@@ -27,18 +27,8 @@ from xmc_stream.factors.factors import (
     new_factors,
     take,
 )
-from xmc_stream.factors.heldrows import NO_HOLDING, Holding
-from xmc_stream.factors.products import (
-    LEAST_COLUMNS,
-    LINES,
-    ROW_BYTES,
-    ROW_LINES,
-    Learned,
-    column_ranges,
-    entries_bytes,
-    job_width,
-)
-from xmc_stream.factors.projection import ProjectJob, row_blocks
+from xmc_stream.factors.products import LEAST_COLUMNS, LINES, Learned, ProjectJob, column_ranges, job_width
+from xmc_stream.factors.rowblocks import NO_HOLDING, ROW_BYTES, ROW_LINES, Holding, entries_bytes, row_blocks
 from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt

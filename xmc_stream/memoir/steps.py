@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xmc_stream import flags
 from xmc_stream.errors import JobError
 from xmc_stream.factors.factors import Factor, Panels, by_lines, new_factors
-from xmc_stream.factors.heldrows import let_go
+from xmc_stream.factors.rowblocks import let_go
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.ranking import fold_top_k
