@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from xmc_stream.factors.factors import FACTORS, Begun, ColumnRange, Dense, Factor, Panels, by_lines, copy_factors, take
 from xmc_stream.factors.products import Learned, times
 from xmc_stream.factors.rowblocks import blocks, csr
-from xmc_stream.lowrank.run import LowRankRun
+from xmc_stream.lowrank.run import LowRankRun, ModelJob, StartJob, gram_jobs, read_sum, write_factors, write_sum
 from xmc_stream.lowrank.solver import solve_gram
-from xmc_stream.lowrank.steps import ModelJob, StartJob, gram_jobs, read_sum, write_factors, write_sum
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges

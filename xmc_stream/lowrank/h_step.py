@@ -1,4 +1,8 @@
-"""The H step of low-rank models over pairs that are given, or of any loss: label by label, with A = X W fixed."""
+"""The H step of low-rank models, with A = X W fixed, and storing both factors behind it.
+
+With the squared loss and full labels one system of equations has all labels on its right side (`FactorsJob`). Over pairs that
+are given, or of any other loss, labels are solved for one by one (`LabelsJob`).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import Begun, Dense, Factor, Panels
-from xmc_stream.factors.products import BLOCK, Learned, held_out_metrics
+from xmc_stream.factors.factors import Begun, Dense, Factor, Panels, SideBySide
+from xmc_stream.factors.products import BLOCK, LINES, Learned, held_out_metrics
 from xmc_stream.lowrank.known_pairs import AllPairs, GivenPairs, counted, dense_labels, given, loss_units
 from xmc_stream.lowrank.parameters import LEMLParameters
+from xmc_stream.lowrank.run import read_sum, rotation_of, write_factors
 from xmc_stream.lowrank.solver import (
     Array,
     loss_curvatures,
@@ -24,14 +29,70 @@ from xmc_stream.lowrank.solver import (
     solve_gram,
     trust_region,
 )
-from xmc_stream.lowrank.steps import write_factors
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.packing import new_pack
 from xmc_stream.system.blas import one_blas_thread
 
-LABELS = 128  # that the H step solves for at a time where all pairs count: fixed, as `BLOCK` is
-GRAMS = 1 << 22  # entries of r x r matrices of labels that are solved for at a time
+_GRAMS = 1 << 22  # entries of r x r matrices of labels that are solved for at a time
+
+
+@dataclass(frozen=True)
+class FactorsJob:
+    """The H step of the squared loss and full labels: H = Y^T A (A^T A + lam I)^-1; then W and H, rotated for the next W step.
+
+    grams: files of parts of A^T A; sums: Y^T A; positives: of the rows learned from; values: squared norms of the
+    columns of the H before; w: what the W step found, in so many steps. The receipt has the objective before and after.
+    """
+
+    learned: Learned
+    name: str
+    lam: float
+    grams: tuple[str, ...]
+    sums: Panels
+    scores: Panels
+    positives: int
+    before: Factor
+    values: tuple[float, ...]
+    w: SideBySide
+    solved: Panels
+    out: str
+    steps: int
+    criterion: str
+
+    @property
+    def key(self) -> str:
+        """The alternation."""
+        return self.name
+
+    def run(self) -> Receipt:
+        """Solve and write."""
+        with one_blas_thread():
+            gram = np.zeros((self.scores.columns,) * 2)
+            for file in self.grams:
+                gram += read_sum(file, len(gram))
+            square, met, met_before, h_square = np.zeros_like(gram), 0.0, 0.0, 0.0
+            for first in range(0, self.sums.n, LINES):
+                last = min(first + LINES, self.sums.n)
+                sums = self.sums.read(first, last).astype(np.float64)
+                met_before += float(np.vdot(sums, self.before.read(first, last)))
+                h = solve_gram(gram, sums, self.lam).astype(np.float32)
+                met += float(np.vdot(sums, h))
+                self.solved.write((0, h.shape[1]), first, h)
+                square += h.T.astype(np.float64) @ h
+            h_square = float(np.trace(square))
+            held_out = (
+                held_out_metrics(self.learned, self.scores, self.solved, self.criterion) if self.learned.share else {}
+            )
+            receipt = write_factors(Path(self.out), {"W": self.w, "H": self.solved}, rotation_of(square))
+        w_square = receipt["w_square"]
+        fit_before = 0.5 * (self.positives - 2 * met_before + float(np.diag(gram) @ np.array(self.values)))
+        fit = 0.5 * (self.positives - 2 * met + float(np.vdot(gram, square)))
+        return {
+            **receipt, **held_out, "products": self.steps,
+            "objective_w": fit_before + 0.5 * self.lam * (w_square + sum(self.values)),
+            "objective": fit + 0.5 * self.lam * (w_square + h_square),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -172,7 +233,7 @@ class _Labels:
         """h_k = (sum_i a_i a_i^T + lam I)^-1 sum_i y_ik a_i over the pairs of label k, some labels at a time."""
         r, lam = self._at.shape[1], self._job.lam
         out = np.zeros(self._at.shape)
-        step = max(1, GRAMS // (r * r))
+        step = max(1, _GRAMS // (r * r))
         for low in range(0, self._n, step):
             high = min(low + step, self._n)
             grams, right = np.zeros((high - low, r, r)), np.zeros((high - low, r))

@@ -14,12 +14,11 @@ from xmc_stream.factors.factors import FACTORS, Factor, Stacked
 from xmc_stream.factors.products import (
     Learned,
 )
-from xmc_stream.lowrank.h_step import AlternationJob, LabelsJob
+from xmc_stream.lowrank.h_step import AlternationJob, FactorsJob, LabelsJob
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT
 from xmc_stream.lowrank.parameters import LEMLParameters
-from xmc_stream.lowrank.run import LowRankRun
+from xmc_stream.lowrank.run import LowRankRun, ModelJob, StartJob, gram_jobs
 from xmc_stream.lowrank.scale import ScaleJob
-from xmc_stream.lowrank.steps import FactorsJob, ModelJob, StartJob, gram_jobs
 from xmc_stream.lowrank.w_step import WStep, WStepJob
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.metrics import average_auc

@@ -13,15 +13,15 @@ from xmc_stream.factors.factors import ColumnRange
 from xmc_stream.factors.products import BLOCK, LEAST_COLUMNS, LINES, column_ranges, job_width
 from xmc_stream.factors.rowblocks import LARGE_ROW_BYTES, ROW_BYTES, held_bytes, lines_of, range_bits
 from xmc_stream.kernels.lines import CACHE_LINE, lanes
-from xmc_stream.lowrank.h_step import LABELS
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts
-from xmc_stream.lowrank.w_step import VECTORS
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset
 
 # of what is left of a plan, that rows may take which jobs by rows leave in memory: near its limit a run waits
 _HELD = 0.75
+_LABELS = 128  # that the H step solves for at a time where all pairs count: fixed, as `BLOCK` is
+_VECTORS = 8  # of D x r, in a W step over pairs: w, the next one, g, s, residual, direction, image, one on the way
 _SOLVED = 1 << 36  # multiply-adds of a job that solves for labels of given pairs: some seven seconds
 _SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes longer than doing it
 
@@ -94,7 +94,7 @@ def lowrank_needs(
     else:
         given = p.observed == "given"
         needs |= {
-            "vectors of W": 4 * VECTORS * d * r,
+            "vectors of W": 4 * _VECTORS * d * r,
             "columns of W": of_columns * 4 * d * width,
             "H": t * 4 * k * r if given else t * 4 * BLOCK * r,
             "pairs": t
@@ -135,7 +135,7 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
         width = -(-r // (-(-n_ranges // at_once) * at_once))
     n, k, pairs = dataset.n_samples, dataset.n_labels, _pairs(dataset, p)
     n_blocks = -(-n // BLOCK)
-    labels = tuple((first, min(first + LABELS, k)) for first in range(0, k, LABELS))
+    labels = tuple((first, min(first + _LABELS, k)) for first in range(0, k, _LABELS))
     if p.observed == "given":  # each reads A
         labels = _given_labels(plan, dataset, jobs_worth(4 * at_once, pairs * r, n * r), r)
     rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))

@@ -33,7 +33,6 @@ from xmc_stream.factors.rowblocks import NO_HOLDING, ROW_BYTES, Holding, held_or
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
 from xmc_stream.lowrank.solver import VECTORS, Array, Descent, Progress
-from xmc_stream.lowrank.steps import within
 from xmc_stream.runtime.job import Ledger, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
@@ -388,9 +387,9 @@ def solve_ridges(
         number += 1
         ends = [(number + of) / (most + 1) for of in (0.0, 1 - _STEPPING, 1.0)]
         parts = by_rows.parts(number, vectors.get("direction"))
-        yield replace(phase, jobs=parts, kept=False, at_home=True, span=within(phase.span, ends[0], ends[1]))
+        yield replace(phase, jobs=parts, kept=False, at_home=True, span=phase.part(ends[0], ends[1]))
         steps = by_rows.steps(number, vectors, receipts)
-        receipts = yield replace(phase, jobs=steps, kept=False, span=within(phase.span, ends[1], ends[2]))
+        receipts = yield replace(phase, jobs=steps, kept=False, span=phase.part(ends[1], ends[2]))
         by_rows.forget(number)
         vectors = dict(by_rows.vectors(number))
         of_all = {name: np.concatenate([receipt[name] for receipt in receipts]) for name in ("square", "enough")}

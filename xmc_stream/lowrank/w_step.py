@@ -21,7 +21,6 @@ from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.lowrank.known_pairs import LOSS_UNIT, AllPairs, GivenPairs, counted, dense_labels, given
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, trust_region
-from xmc_stream.lowrank.steps import within
 from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.system.blas import one_blas_thread
@@ -129,7 +128,7 @@ class BackwardJob:
 class WStep:
     """The W step over pairs: trust-region Newton, or with the squared loss conjugate gradients.
 
-    Its vectors (`VECTORS` of D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
+    Its vectors (D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
     columns in `col_ranges` and rows in `rows`. before: the W to begin
     from, None for 0. scratch: a folder. parts, holding: see `row_blocks`. begun: a pack for what it has come to. phase: what
     is said of all phases.
@@ -173,7 +172,6 @@ class WStep:
 
 
 _READ = {"passes": 0.0, "bytes_read": 0}  # sums over the jobs of a step
-VECTORS = 8  # of D x r, in a W step over pairs: w, the next one, g, s, residual, direction, image, one on the way
 
 
 class _Pairs:
@@ -188,7 +186,7 @@ class _Pairs:
 
     def _do(self, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
         step, most = self._step, self._step.parameters.newton * self._step.parameters.cg
-        span = within(step.phase.span, *(min(1.0, n / most) for n in (self._products, self._products + 1)))
+        span = step.phase.part(*(min(1.0, n / most) for n in (self._products, self._products + 1)))
         receipts = yield replace(step.phase, jobs=jobs, span=span, kept=False)
         for name in self.sums:
             self.sums[name] += sum(receipt.get(name, 0) for receipt in receipts)

@@ -49,6 +49,13 @@ class Phase:
     at_home: bool = False
     loads: Job | None = None
 
+    def part(self, begin: float, end: float) -> tuple[float, float] | None:
+        """The span of a part of it."""
+        if self.span is None:
+            return None
+        first, length = self.span[0], self.span[1] - self.span[0]
+        return first + begin * length, first + end * length
+
 
 Loop = Generator[Phase, list[Receipt], Receipt]
 
