@@ -21,7 +21,7 @@ from xmc_stream.factors.rowblocks import Holding
 from xmc_stream.lowrank.parameters import LOSSES, LEMLParameters
 from xmc_stream.lowrank.scale import ScaleJob
 from xmc_stream.lowrank.solver import Descent, loss_curvatures, loss_slopes, loss_values, run_alone, trust_region
-from xmc_stream.lowrank.w_step import WStep, _Pairs
+from xmc_stream.lowrank.w_step import WStep
 from xmc_stream.runtime import plan as portion
 from xmc_stream.runtime.job import Notes, Phase, run_here
 
@@ -230,10 +230,9 @@ def test_streamed_products_are_those_of_dense_matrices(loss: str, observed: str,
     (tmp_path / "scratch").mkdir()
 
     def asked() -> Any:
-        pairs = _Pairs(step)
-        value = yield from pairs.value(W.reshape(1, -1))
-        gradient = yield from pairs.gradient(W.reshape(1, -1))
-        product = yield from pairs.hessian(S.reshape(1, -1))
+        value = yield from step.value(W.reshape(1, -1))
+        gradient = yield from step.gradient(W.reshape(1, -1))
+        product = yield from step.hessian(S.reshape(1, -1))
         return {"value": value[0], "gradient": gradient.reshape(d, r), "product": product.reshape(d, r)}
 
     got = run_here(asked(), Notes())

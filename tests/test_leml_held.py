@@ -14,7 +14,6 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.factors import products as of_products
 from xmc_stream.factors import rowblocks
 from xmc_stream.factors.rowblocks import (
     ROW_BYTES,
@@ -52,8 +51,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def ranges_of_few_features(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(of_products, "_RANGE_BITS", 3)
-    monkeypatch.setattr(of_products, "_LINE_BYTES", ROW_BYTES // LINES)
+    monkeypatch.setattr(rowblocks, "_RANGE_BITS", 3)
+    monkeypatch.setattr(rowblocks, "_LINE_BYTES", ROW_BYTES // LINES)
     let_go()
     yield
     let_go()
@@ -101,7 +100,7 @@ def test_jobs_that_come_at_once_read_once(data: Path) -> None:
     """X and Y, by ranges of features and as they stand; the others wait for the first one."""
     for bits in (3, 40):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(of_products, "_RANGE_BITS", bits)
+            patch.setattr(rowblocks, "_RANGE_BITS", bits)
             sets = [Dataset(data) for _ in range(8)]
 
             def read(dataset: Dataset, run: str = f"at once {bits}") -> tuple[int, int, int]:
@@ -244,11 +243,11 @@ def test_a_training_whose_x_stays_in_memory_gives_the_model_of_one_by_columns(
 @pytest.mark.usefixtures("in_parts")
 def test_what_stays_is_planned(data: Path, tmp_path: Path) -> None:
     dataset, p = Dataset(data), LEMLParameters(rank=RANK, lam=1.0)
-    kept = of_products.held_bytes(dataset)
+    kept = rowblocks.held_bytes(dataset)
     plan = MemoryPlan(2**40, 2**30, 2)
     for threads, processes in ((2, 1), (1, 3), (1, 1), (16, 1)):  # by rows, and on one thread by columns
         assert plan_lowrank(MemoryPlan(2**40, 2**32, threads, processes), dataset, p).held == (kept, kept)
-    fixed = sum(lowrank_needs(MemoryPlan(2**40, 0, 2), dataset, p, RANK, RANK, of_products.LARGE_ROW_BYTES).values())
+    fixed = sum(lowrank_needs(MemoryPlan(2**40, 0, 2), dataset, p, RANK, RANK, rowblocks.LARGE_ROW_BYTES).values())
     for more in (0, 8000, 16000):
         tight = MemoryPlan(2**40, fixed + more, 2)
         sizes = plan_lowrank(tight, dataset, p)

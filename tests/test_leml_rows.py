@@ -16,7 +16,7 @@ from helpers.cuts import CutError
 from helpers.forked import Forked
 
 import xmc_stream as xs
-from xmc_stream.factors import products as of_products
+from xmc_stream.factors import rowblocks
 from xmc_stream.factors.factors import Factor, Panels, new_factors
 from xmc_stream.factors.products import Learned
 from xmc_stream.factors.rowblocks import LARGE_ROW_BYTES, ROW_BYTES, Holding, lines_of, range_bits
@@ -148,10 +148,10 @@ def test_ranges_of_features_and_sizes_of_row_blocks_change_no_bit(
 ) -> None:
     ridges = problem[0]
     by_rows = w_of(ridges, tmp_path / "rows", products, cg=4)
-    monkeypatch.setattr(of_products, "_RANGE_BITS", 3)
+    monkeypatch.setattr(rowblocks, "_RANGE_BITS", 3)
     assert range_bits(D) == 3
     for lines, kept in ((64, 0), (701, 0), (64, 2**30)):
-        monkeypatch.setattr(of_products, "_LINE_BYTES", ROW_BYTES // lines)
+        monkeypatch.setattr(rowblocks, "_LINE_BYTES", ROW_BYTES // lines)
         folder = tmp_path / f"{lines}-{kept}"
         w = w_of(ridges, folder, products, cg=4, kept=kept)
         np.testing.assert_array_equal(w.view(np.int32), by_rows.view(np.int32))

@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Begun, Dense, Factor, Panels, SideBySide
 from xmc_stream.factors.products import BLOCK, LINES, Learned, held_out_metrics
-from xmc_stream.lowrank.known_pairs import AllPairs, GivenPairs, counted, dense_labels, given, loss_units
+from xmc_stream.lowrank.known_pairs import (
+    AllPairs,
+    GivenPairs,
+    Pairs,
+    counted,
+    dense_labels,
+    given_pairs,
+    loss_units,
+    positives_of,
+)
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.run import read_sum, rotation_of, write_factors
 from xmc_stream.lowrank.solver import (
@@ -158,8 +167,8 @@ class _AllOfLabels:
         """So far."""
         return self._Y.bytes_read
 
-    def __call__(self, first: int, last: int) -> AllPairs:
-        return AllPairs(dense_labels(self._Y.block(first, last), self._first, self._last))
+    def __call__(self, first: int, last: int, held_out: NDArray[np.bool_] | None) -> AllPairs:
+        return AllPairs(dense_labels(self._Y.block(first, last), self._first, self._last), held_out)
 
 
 class _GivenOfLabels:
@@ -167,16 +176,17 @@ class _GivenOfLabels:
 
     def __init__(self, dataset: Dataset, first: int, last: int) -> None:
         mask, Y = dataset.observed_columns(), dataset.Y_columns()
-        pairs = given(mask.block(first, last), Y.block(first, last))
+        known = mask.block(first, last)
+        true = positives_of(known, Y.block(first, last)).view(np.int8)
         self.bytes_read = mask.bytes_read + Y.bytes_read
         shape = dataset.n_samples, last - first
-        columns = scipy.sparse.csc_matrix((pairs.true.view(np.int8), pairs.labels, pairs.indptr), shape=shape)
-        self._rows = columns.tocsr()
+        self._rows = scipy.sparse.csc_matrix((true, known.indices, known.indptr), shape=shape).tocsr()
 
-    def __call__(self, first: int, last: int) -> GivenPairs:
+    def __call__(self, first: int, last: int, held_out: NDArray[np.bool_] | None) -> GivenPairs:
         ends = self._rows.indptr[first : last + 1].astype(np.int64)
         mine = slice(int(ends[0]), int(ends[-1]))
-        return GivenPairs(ends - ends[0], self._rows.indices[mine], self._rows.data[mine].view(np.bool_))
+        true = self._rows.data[mine].view(np.bool_)
+        return given_pairs(ends - ends[0], self._rows.indices[mine], true, held_out)
 
 
 class _Labels:
@@ -186,26 +196,24 @@ class _Labels:
         self._job, self._pairs, self._n = job, pairs, job.last - job.first
         self._at = np.zeros((self._n, job.parameters.rank), np.float32)
         self.n_pairs = np.zeros(self._n)
-        for p, _, held_out in self._sweep():
-            self.n_pairs += p.label_sums(counted(p, np.ones(p.true.shape), held_out), self._n)
+        for some, _ in self._sweep():
+            self.n_pairs += some.label_sums(counted(some, np.ones(some.true.shape)), self._n)
 
-    def _sweep(self) -> Iterator[tuple[AllPairs | GivenPairs, Array, Any]]:
+    def _sweep(self) -> Iterator[tuple[Pairs, Array]]:
+        """Pairs of row blocks, and their lines of A."""
         n = self._job.scores.n
         for first in range(0, n, BLOCK):
             last = min(first + BLOCK, n)
-            yield (
-                self._pairs(first, last),
-                self._job.scores.read(first, last),
-                self._job.learned.kept_out(first, last - first),
-            )
+            held_out = self._job.learned.kept_out(first, last - first)
+            yield self._pairs(first, last, held_out), self._job.scores.read(first, last)
 
     def value(self, h: Array) -> Generator[Any, Any, NDArray[np.float64]]:
         """The objective of each label."""
         loss, low = self._job.parameters.loss, h.astype(np.float32)
         total = 0.5 * self._job.lam * np.square(h).sum(axis=1)
-        for pairs, a, held_out in self._sweep():
+        for pairs, a in self._sweep():
             values = loss_values(loss, pairs.true, pairs.dots(a, low).astype(np.float64))
-            total += pairs.label_sums(counted(pairs, values, held_out), self._n)
+            total += pairs.label_sums(counted(pairs, values), self._n)
         return np.asarray(total)
         yield  # a generator, as the protocol has it, that waits for nobody
 
@@ -213,19 +221,19 @@ class _Labels:
         """Its gradient, (labels x r)."""
         self._at = h.astype(np.float32)
         total = self._job.lam * h
-        for pairs, a, held_out in self._sweep():
+        for pairs, a in self._sweep():
             slopes = loss_slopes(self._job.parameters.loss, pairs.true, pairs.dots(a, self._at))
-            pairs.add_by_label(counted(pairs, slopes, held_out), a, total)
+            pairs.add_by_label(counted(pairs, slopes), a, total)
         return np.asarray(total)
         yield
 
     def hessian(self, s: Array) -> Generator[Any, Any, Array]:
         """The products with the Hessians."""
         total, low = self._job.lam * s, s.astype(np.float32)
-        for pairs, a, held_out in self._sweep():
+        for pairs, a in self._sweep():
             weights = loss_curvatures(self._job.parameters.loss, pairs.true, pairs.dots(a, self._at))
             weights *= pairs.dots(a, low)
-            pairs.add_by_label(counted(pairs, weights, held_out), a, total)
+            pairs.add_by_label(counted(pairs, weights), a, total)
         return np.asarray(total)
         yield
 
@@ -237,19 +245,19 @@ class _Labels:
         for low in range(0, self._n, step):
             high = min(low + step, self._n)
             grams, right = np.zeros((high - low, r, r)), np.zeros((high - low, r))
-            for pairs, a, held_out in self._sweep():
-                self._add_grams(pairs, a.astype(np.float64), held_out, low, grams, right)
+            for pairs, a in self._sweep():
+                self._add_grams(pairs, a.astype(np.float64), low, grams, right)
             for k in range(low, high):
                 if self.n_pairs[k]:
                     out[k] = solve_gram(grams[k - low], right[k - low][None], lam)[0]
         return out
 
     @staticmethod
-    def _add_grams(pairs: Any, a: Array, held_out: Any, low: int, grams: Array, right: Array) -> None:
+    def _add_grams(pairs: Any, a: Array, low: int, grams: Array, right: Array) -> None:
         rows = np.repeat(np.arange(len(a)), np.diff(pairs.indptr))
         kept = (pairs.labels >= low) & (pairs.labels < low + len(grams))
-        if held_out is not None:
-            kept &= ~held_out[rows]
+        if pairs.held_out is not None:
+            kept &= ~pairs.held_out
         order = np.argsort(pairs.labels[kept], kind="stable")
         rows, labels, true = rows[kept][order], pairs.labels[kept][order] - low, pairs.true[kept][order]
         ends = np.searchsorted(labels, np.arange(len(grams) + 1))

@@ -22,9 +22,10 @@ def loss_units(values: Array) -> int:
 
 @dataclass(frozen=True)
 class AllPairs:
-    """All pairs of some rows and labels. true (n x k)."""
+    """All pairs of some rows and labels. true (n x k). held_out: which rows do not count; None where all do."""
 
     true: NDArray[np.bool_]
+    held_out: NDArray[np.bool_] | None
 
     def dots(self, left: Array, right: Array) -> Array:
         """left_i . right_k of each pair."""
@@ -46,18 +47,15 @@ class AllPairs:
         """The sum of values, in units; the block is the same under every plan, so it is rounded as a whole."""
         return loss_units(values.sum(keepdims=True))
 
-    def rows_left(self, held_out: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Where values of rows that are held out stand."""
-        return held_out
-
 
 @dataclass(frozen=True)
 class GivenPairs:
-    """Given pairs of some rows and labels: a csr pattern, and true of each entry."""
+    """Given pairs of some rows and labels: a csr pattern, and true of each entry. held_out: which entries do not count."""
 
     indptr: NDArray[np.int64]
     labels: Array
     true: NDArray[np.bool_]
+    held_out: NDArray[np.bool_] | None
 
     def dots(self, left: Array, right: Array) -> Array:
         """left_i . right_k of each pair."""
@@ -83,23 +81,29 @@ class GivenPairs:
         """The sum of values, in units, each rounded by itself: a plan may cut rows into other blocks."""
         return loss_units(values)
 
-    def rows_left(self, held_out: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Where values of rows that are held out stand."""
-        return np.repeat(held_out, np.diff(self.indptr))
+
+Pairs = AllPairs | GivenPairs
 
 
-def counted(pairs: AllPairs | GivenPairs, values: Array, held_out: NDArray[np.bool_] | None) -> Array:
+def counted(pairs: Pairs, values: Array) -> Array:
     """Values of pairs, with 0 for those of rows that are held out."""
-    if held_out is not None:
-        values[pairs.rows_left(held_out)] = 0
+    if pairs.held_out is not None:
+        values[pairs.held_out] = 0
     return values
 
 
-def given(mask: Block, y: Block) -> GivenPairs:
-    """The pairs of a mask, and which of them are positives."""
+def given_pairs(
+    indptr: NDArray[np.int64], labels: Array, true: NDArray[np.bool_], held_out: NDArray[np.bool_] | None
+) -> GivenPairs:
+    """The given pairs of some rows. held_out: rows."""
+    return GivenPairs(indptr, labels, true, None if held_out is None else np.repeat(held_out, np.diff(indptr)))
+
+
+def positives_of(mask: Block, y: Block) -> NDArray[np.bool_]:
+    """Which pairs of a mask are positives."""
     true = np.empty(len(mask.indices), np.bool_)
     are_true(mask.indptr, mask.indices, y.indptr, y.indices, true)
-    return GivenPairs(mask.indptr, mask.indices, true)
+    return true
 
 
 def dense_labels(y: Block, first: int, last: int) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from xmc_stream.factors.products import Learned
 from xmc_stream.factors.rowblocks import ROW_BYTES, ROW_LINES, Array, blocks, csr
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
 from xmc_stream.lowrank.kernels.steps import add_column_dots
-from xmc_stream.lowrank.known_pairs import given
+from xmc_stream.lowrank.known_pairs import positives_of
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.system.blas import one_blas_thread
@@ -107,7 +107,6 @@ class ScaleJob:
         for y, *known in stream((Y,) if mask is None else (Y, mask), ROW_BYTES, 0, Y.n_lines, ROW_LINES):
             counted = self._counted(y.start, y.n)
             if known:
-                pairs = given(known[0], y)
-                yield counted, pairs.indptr, pairs.labels, pairs.true.astype(np.float32)
+                yield counted, known[0].indptr, known[0].indices, positives_of(known[0], y).astype(np.float32)
             else:
                 yield counted, *csr(y)

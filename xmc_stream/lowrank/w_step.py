@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from xmc_stream.factors.factors import Begun, ColumnRange, Dense, Factor, Panels
 from xmc_stream.factors.products import BLOCK, Learned, ProjectJob
 from xmc_stream.factors.rowblocks import ROW_BYTES, Holding, Parts, row_blocks
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.known_pairs import LOSS_UNIT, AllPairs, GivenPairs, counted, dense_labels, given
+from xmc_stream.lowrank.known_pairs import LOSS_UNIT, AllPairs, Pairs, counted, dense_labels, given_pairs, positives_of
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, trust_region
 from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
@@ -54,24 +53,24 @@ class MixJob:
             units = self._all(Y) if mask is None else self._given(mask, Y)
         return {"units": units, "bytes_read": Y.bytes_read + (mask.bytes_read if mask else 0)}
 
-    def _weights(
-        self, pairs: AllPairs | GivenPairs, h: Array, a: Array, b: Array | None, held_out: Any
-    ) -> tuple[Array, int]:
+    def _weights(self, pairs: Pairs, h: Array, a: Array, b: Array | None) -> tuple[Array, int]:
+        """D, and the losses' sum in units."""
         z = pairs.dots(a, h)
         if b is not None:
-            return counted(pairs, loss_curvatures(self.loss, pairs.true, z) * pairs.dots(b, h), held_out), 0
-        values = counted(pairs, loss_values(self.loss, pairs.true, z.astype(np.float64)), held_out)
-        return counted(pairs, loss_slopes(self.loss, pairs.true, z), held_out), pairs.loss_units(values)
+            return counted(pairs, loss_curvatures(self.loss, pairs.true, z) * pairs.dots(b, h)), 0
+        values = counted(pairs, loss_values(self.loss, pairs.true, z.astype(np.float64)))
+        return counted(pairs, loss_slopes(self.loss, pairs.true, z)), pairs.loss_units(values)
 
-    def _lines(self, first: int, n: int) -> tuple[Array, Array | None, Any]:
-        b = None if self.images is None else self.images.read(first, first + n)
-        return self.scores.read(first, first + n), b, self.learned.kept_out(first, n)
+    def _lines(self, first: int, last: int) -> tuple[Array, Array | None]:
+        """Lines of A, and of B."""
+        return self.scores.read(first, last), None if self.images is None else self.images.read(first, last)
 
     def _given(self, mask: SparseMatrix, Y: SparseMatrix) -> int:
         units, h = 0, self.labels.read(0, self.labels.n)
         for known, y in stream((mask, Y), ROW_BYTES, self.first, self.last, BLOCK):
-            pairs = given(known, y)
-            weights, more = self._weights(pairs, h, *self._lines(known.start, known.n))
+            held_out = self.learned.kept_out(known.start, known.n)
+            pairs = given_pairs(known.indptr, known.indices, positives_of(known, y), held_out)
+            weights, more = self._weights(pairs, h, *self._lines(known.start, known.start + known.n))
             units += more
             self.out.write((0, h.shape[1]), known.start, pairs.by_row(weights, h))
         return units
@@ -79,12 +78,16 @@ class MixJob:
     def _all(self, Y: SparseMatrix) -> int:
         units, n_labels = 0, self.labels.n
         for first in range(self.first, self.last, BLOCK):
-            y = Y.block(first, min(first + BLOCK, self.last))
-            lines = self._lines(first, y.n)
+            last = min(first + BLOCK, self.last)
+            y, lines, held_out = (
+                Y.block(first, last),
+                self._lines(first, last),
+                self.learned.kept_out(first, last - first),
+            )
             total = np.zeros((y.n, self.labels.columns), np.float32)
             for low in range(0, n_labels, BLOCK):
                 high = min(low + BLOCK, n_labels)
-                pairs, h = AllPairs(dense_labels(y, low, high)), self.labels.read(low, high)
+                pairs, h = AllPairs(dense_labels(y, low, high), held_out), self.labels.read(low, high)
                 weights, more = self._weights(pairs, h, *lines)
                 units += more
                 total += pairs.by_row(weights, h)
@@ -124,14 +127,16 @@ class BackwardJob:
         return {"passes": width / self.out.columns, "bytes_read": X.bytes_read}
 
 
-@dataclass(frozen=True)
-class WStep:
-    """The W step over pairs: trust-region Newton, or with the squared loss conjugate gradients.
+_READ = ("passes", "bytes_read")  # sums over the jobs of a step
 
-    Its vectors (D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
-    columns in `col_ranges` and rows in `rows`. before: the W to begin
-    from, None for 0. scratch: a folder. parts, holding: see `row_blocks`. begun: a pack for what it has come to. phase: what
-    is said of all phases.
+
+@dataclass
+class WStep:
+    """The W step over pairs: trust-region Newton, or with the squared loss conjugate gradients. See `solver.Problem`.
+
+    Its vectors (D x r) are in the memory of the process that runs the loop; products are phases of jobs, with columns in
+    `col_ranges` and rows in `rows`. before: the W to begin from, None for 0. scratch: a folder. parts, holding: see
+    `row_blocks`. begun: a pack for what it has come to. phase: what is said of all phases.
     """
 
     learned: Learned
@@ -148,103 +153,37 @@ class WStep:
     begun: str
     phase: Phase
 
-    def panels(self, name: str) -> Panels:
-        """Scratch for a D x r vector (w, s, g), or N x r (a-1, a-2, b, v)."""
-        dataset = self.learned.dataset()
-        by_row = name in ("a-1", "a-2", "b", "v")
-        col_ranges = ((0, self.col_ranges[-1][1]),) if name == "v" else self.col_ranges
-        return Panels(f"{self.scratch}/{name}", dataset.n_samples if by_row else self.learned.n_inputs(), col_ranges)
-
-    def _first(self) -> Array:
-        """The W to begin from, as one line."""
-        d, r = self.learned.n_inputs(), self.parameters.rank
-        w = np.zeros((d, r), np.float32) if self.before is None else take(self.before, (0, r))[:, :r]
-        return w.reshape(1, -1)
-
-    def loop(self) -> Generator[Phase, list[Receipt], Receipt]:
-        """Phases of jobs; leaves W in the panels "w"."""
-        p, problem, begun = self.parameters, _Pairs(self), Begun(Path(self.begun))
-        found, f, products = yield from trust_region(
-            problem, self._first(), p.newton, p.cg, p.cg_tol, p.loss == "squared", begun
-        )
-        problem.write("w", found)
-        return {"objective_w": float(f[0]), "products": products, **problem.sums}
-
-
-_READ = {"passes": 0.0, "bytes_read": 0}  # sums over the jobs of a step
-
-
-class _Pairs:
-    """The problem of a W step, for `trust_region`."""
-
-    def __init__(self, step: WStep) -> None:
-        self._step = step
-        self._shape = step.learned.n_inputs(), step.parameters.rank
-        self.sums = dict(_READ)
+    def __post_init__(self) -> None:
+        self._shape = self.learned.n_inputs(), self.parameters.rank
+        self._sums: Receipt = dict.fromkeys(_READ, 0)
         self._products = 0  # with Hessians, in this session
         self._at, self._asked = "a-1", "a-2"  # A of `hessian`, and of what `value` was asked last
 
-    def _do(self, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
-        step, most = self._step, self._step.parameters.newton * self._step.parameters.cg
-        span = step.phase.part(*(min(1.0, n / most) for n in (self._products, self._products + 1)))
-        receipts = yield replace(step.phase, jobs=jobs, span=span, kept=False)
-        for name in self.sums:
-            self.sums[name] += sum(receipt.get(name, 0) for receipt in receipts)
-        return receipts
+    def loop(self) -> Generator[Phase, list[Receipt], Receipt]:
+        """Phases of jobs; leaves W in the panels "w"."""
+        p, begun = self.parameters, Begun(Path(self.begun))
+        w = np.zeros(self._shape, np.float32) if self.before is None else take(self.before, (0, p.rank))[:, : p.rank]
+        found, f, products = yield from trust_region(
+            self, w.reshape(1, -1), p.newton, p.cg, p.cg_tol, p.loss == "squared", begun
+        )
+        self._write("w", found)
+        return {"objective_w": float(f[0]), "products": products, **self._sums}
 
-    def write(self, name: str, vector: Array) -> None:
-        """Leave a vector where jobs read it."""
-        panels, matrix = self._step.panels(name), vector.reshape(self._shape)
-        for cols in panels.col_ranges:
-            panels.write(cols, 0, matrix[:, cols[0] : cols[1]])
-
-    def _project(self, source: str, out: str) -> Generator[Phase, list[Receipt], list[Receipt]]:
-        step = self._step
-        jobs = [
-            ProjectJob(
-                step.learned, f"{step.name}/{out}", cols, step.panels(source), step.panels(out), step.parts, step.holding
-            )
-            for cols in step.col_ranges
-        ]  # fmt: skip
-        return self._do(jobs)
-
-    def _mix(self, scores: str, images: str | None) -> Generator[Phase, list[Receipt], list[Receipt]]:
-        step, p = self._step, self._step.parameters
-        b = None if images is None else step.panels(images)
-        jobs = [
-            MixJob(
-                step.learned, f"{step.name}/v", p.loss, p.observed, first, last, step.labels, step.panels(scores), b,
-                step.panels("v"),
-            )
-            for first, last in step.rows
-        ]  # fmt: skip
-        return self._do(jobs)
-
-    def _backward(self, source: str) -> Generator[Phase, list[Receipt], Array]:
-        step = self._step
-        panels = step.panels("g")
-        jobs = [
-            BackwardJob(
-                step.learned, f"{step.name}/g", cols, step.lam, step.panels("v"), step.panels(source), panels, step.parts,
-                step.holding,
-            )
-            for cols in step.col_ranges
-        ]  # fmt: skip
-        yield from self._do(jobs)
-        out = np.empty(self._shape, np.float32)
-        for cols in panels.col_ranges:
-            out[:, cols[0] : cols[1]] = take(panels, cols)[:, : cols[1] - cols[0]]
-        return out.reshape(1, -1)
+    def panels(self, name: str) -> Panels:
+        """Scratch for a D x r vector (w, s, g), or N x r (a-1, a-2, b, v)."""
+        by_row = name in ("a-1", "a-2", "b", "v")
+        col_ranges = ((0, self.parameters.rank),) if name == "v" else self.col_ranges
+        return Panels(f"{self.scratch}/{name}", self.rows[-1][1] if by_row else self._shape[0], col_ranges)
 
     def value(self, w: Array) -> Generator[Phase, list[Receipt], NDArray[np.float64]]:
         """The objective in W, with H held; the part of H left out."""
-        self.write("w", w)
+        self._write("w", w)
         yield from self._project("w", self._asked)
         receipts = yield from self._mix(self._asked, None)
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
         flat = w.reshape(self._shape)
         square = sum(float(np.square(flat[i : i + BLOCK], dtype=np.float64).sum()) for i in range(0, len(flat), BLOCK))
-        return np.array([losses + 0.5 * self._step.lam * square])
+        return np.array([losses + 0.5 * self.lam * square])
 
     def gradient(self, w: Array) -> Generator[Phase, list[Receipt], Array]:
         """Where `value` was asked last, whose A becomes that of `hessian`."""
@@ -253,12 +192,54 @@ class _Pairs:
 
     def hessian(self, s: Array) -> Generator[Phase, list[Receipt], Array]:
         """Of the losses at A, and lam."""
-        self.write("s", s)
+        self._write("s", s)
         yield from self._project("s", "b")
         yield from self._mix(self._at, "b")
         image = yield from self._backward("s")
         self._products += 1
         return image
+
+    def _do(self, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        most = self.parameters.newton * self.parameters.cg
+        span = self.phase.part(*(min(1.0, n / most) for n in (self._products, self._products + 1)))
+        receipts = yield replace(self.phase, jobs=jobs, span=span, kept=False)
+        for name in _READ:
+            self._sums[name] += sum(receipt.get(name, 0) for receipt in receipts)
+        return receipts
+
+    def _write(self, name: str, vector: Array) -> None:
+        """Leave a vector where jobs read it."""
+        matrix = vector.reshape(self._shape)
+        for cols in self.col_ranges:
+            self.panels(name).write(cols, 0, matrix[:, cols[0] : cols[1]])
+
+    def _project(self, source: str, out: str) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        name, s, a = f"{self.name}/{out}", self.panels(source), self.panels(out)
+        return self._do(
+            [ProjectJob(self.learned, name, cols, s, a, self.parts, self.holding) for cols in self.col_ranges]
+        )
+
+    def _mix(self, scores: str, images: str | None) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        name, p, a, v = f"{self.name}/v", self.parameters, self.panels(scores), self.panels("v")
+        b = None if images is None else self.panels(images)
+        jobs = [
+            MixJob(self.learned, name, p.loss, p.observed, first, last, self.labels, a, b, v)
+            for first, last in self.rows
+        ]
+        return self._do(jobs)
+
+    def _backward(self, source: str) -> Generator[Phase, list[Receipt], Array]:
+        name, v, s, g = f"{self.name}/g", self.panels("v"), self.panels(source), self.panels("g")
+        yield from self._do(
+            [
+                BackwardJob(self.learned, name, cols, self.lam, v, s, g, self.parts, self.holding)
+                for cols in self.col_ranges
+            ]
+        )
+        out = np.empty(self._shape, np.float32)
+        for cols in g.col_ranges:
+            out[:, cols[0] : cols[1]] = take(g, cols)[:, : cols[1] - cols[0]]
+        return out.reshape(1, -1)
 
 
 @dataclass(frozen=True)
