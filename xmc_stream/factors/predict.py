@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from xmc_stream.factors.factors import FACTORS, ColumnRange, LowRankFactors, Panels, new_factors, take
 from xmc_stream.factors.products import BLOCK, Learned, ProjectJob, tiles
 from xmc_stream.factors.rowblocks import ROW_BYTES, ROW_LINES
-from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.ranking import fold_top_k
@@ -28,7 +28,6 @@ from xmc_stream.models.runs import (
     CountingJob,
     CutIntoJobs,
     RankingForecaster,
-    RankingJob,
     RankingRun,
     filter_matrix,
     filter_pairs,
@@ -39,7 +38,7 @@ from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.matrix import Block
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 from xmc_stream.store.predictions import CHUNK_ROWS, begin_predictions, write_predictions
 from xmc_stream.system.blas import one_blas_thread
@@ -112,59 +111,39 @@ def plan_scores(plan: MemoryPlan, model: LowRankFactors, dataset: Dataset, k: in
 
 
 @dataclass(frozen=True)
-class ScoreJob(RankingJob):
-    """Row block by row block, tile by tile of A H^T."""
+class ScoreJob(CountingJob):
+    """Row block by row block, tile by tile of A H^T; with a file for counts, an evaluation."""
 
     scores: Panels
 
     def run(self) -> Receipt:
-        """Predict."""
+        """Predict, and count; the receipt has the sum of the rows' AUC, exactly, 0 for a prediction."""
+        model, Y = LowRankFactors(self.model), Dataset(self.data).Y_rows() if self.counts else None
         labels, best = no_predictions(self.stop - self.start, self.k)
-        model = LowRankFactors(self.model)
+        counts, auc = np.zeros((3, model.n_labels if self.counts else 0), np.int32), 0
         with one_blas_thread():
             for first in range(self.start, self.stop, BLOCK):
                 last = min(first + BLOCK, self.stop)
-                mine, pairs = slice(first - self.start, last - self.start), self._filtered(first, last)
-                for low, tile in self._tiles(model, self.scores.read(first, last)):
-                    fold_top_k(tile, low, pairs, labels[mine], best[mine])
+                mine = slice(first - self.start, last - self.start)
+                pairs = filter_pairs([matrix.block(first, last) for matrix in filter_matrix(self.filtered)])
+                scored = partial(self._tiles, model, self.scores.read(first, last))
+                if Y is not None:
+                    y = Y.block(first, last)
+                    auc += fold_metrics(scored, y, pairs, self.decision, labels[mine], best[mine], counts)
+                else:
+                    for low, tile in scored():
+                        fold_top_k(tile, low, pairs, labels[mine], best[mine])
         write_predictions(Path(self.out), self.start, labels, best)
-        return {"bytes_read": 0, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
+        if self.counts:
+            write_counts(Path(self.counts), counts)
+        n_bytes = 0 if Y is None else Y.bytes_read
+        return {"auc": auc, "bytes_read": n_bytes, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
 
     def _tiles(self, model: LowRankFactors, lines: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Final scores by tiles of classes, see `factors.products.tiles`."""
         for low, tile in tiles(lines, model.factor("H")):
             calibrate_rows(tile, rescaling_of(model, low, low + tile.shape[1], self.raw))
             yield low, tile
-
-    def _filtered(self, first: int, last: int) -> Labels:
-        return filter_pairs([matrix.block(first, last) for matrix in filter_matrix(self.filtered)])
-
-
-@dataclass(frozen=True)
-class EvaluateScoresJob(CountingJob, ScoreJob):
-    """As a ScoreJob, and counts for metrics."""
-
-    def run(self) -> Receipt:
-        """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
-        model, Y = LowRankFactors(self.model), Dataset(self.data).Y_rows()
-        labels, best = no_predictions(self.stop - self.start, self.k)
-        counts, auc = np.zeros((3, model.n_labels), np.int32), 0
-        with one_blas_thread():
-            for first in range(self.start, self.stop, BLOCK):
-                last = min(first + BLOCK, self.stop)
-                mine = slice(first - self.start, last - self.start)
-                auc += self._count(model, Y, first, last, labels[mine], best[mine], counts)
-        write_predictions(Path(self.out), self.start, labels, best)
-        write_counts(Path(self.counts), counts)
-        return {"auc": auc, "bytes_read": Y.bytes_read, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
-
-    def _count(
-        self, model: LowRankFactors, Y: SparseMatrix, first: int, last: int, labels: NDArray[np.int64],
-        best: NDArray[np.float32], counts: NDArray[np.int32],
-    ) -> int:  # fmt: skip
-        """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
-        y, pairs, a = Y.block(first, last), self._filtered(first, last), self.scores.read(first, last)
-        return fold_metrics(lambda: self._tiles(model, a), y, pairs, self.decision, labels, best, counts)
 
 
 class HeldFactors:
@@ -209,14 +188,13 @@ class ScoreRun(RankingRun):
             ]
             projected = yield Phase("project", projections, "projecting the samples", (0.0, _PROJECTED))
             about = str(model.path), str(self.dataset.path)
-            jobs: list[ScoreJob] = []
-            for start, stop in sizes.ranges(n):
-                common = (*about, start, stop, self.k, str(self.out), self.filtered, scores)
-                if self.folder:
-                    counts = self.counts(start)
-                    jobs.append(EvaluateScoresJob(*common, decision=self.decision, counts=counts, raw=self.raw))
-                else:
-                    jobs.append(ScoreJob(*common, raw=self.raw))
+            jobs = [
+                ScoreJob(
+                    *about, start, stop, self.k, str(self.out), self.filtered, scores, decision=self.decision,
+                    counts=self.counts(start) if self.folder else "", raw=self.raw,
+                )
+                for start, stop in sizes.ranges(n)
+            ]  # fmt: skip
             name = "evaluate" if self.folder else "predict"
             receipts = yield Phase(name, jobs, PREDICTING, (_PROJECTED, 1.0), twice=True)
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +27,17 @@ from xmc_stream.factors.rowblocks import (
     csr,
     row_blocks,
 )
-from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.heldout import HELD_OUT, held_out
 from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
-from xmc_stream.kernels.metrics import fold_counts, sort_rows, take_positives
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
 from xmc_stream.kernels.ranking import fold_top_k
-from xmc_stream.metrics import auc_units
+from xmc_stream.metrics import among
+from xmc_stream.models.counts import fold_metrics
+from xmc_stream.models.decisions import BEST_LABEL
+from xmc_stream.models.runs import filter_pairs, no_predictions
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, stream
+from xmc_stream.store.matrix import stream
 
 # rows, or classes, of a product of dense matrices, of which all sides are long, or two are r: fixed, as its rounding may
 # depend on its shape
@@ -127,43 +129,30 @@ def times(block: Rows, dense: Array, room: Array | None = None) -> Array:
 def held_out_metrics(learned: Learned, scores: Panels, labels: Dense, criterion: str) -> Receipt:
     """Of the rows held out: how many, hits among the first 1, ..., PLACES predictions, and if asked the AUC (`auc_units`)."""
     Y, hits, n, auc = learned.dataset().Y_rows(), np.zeros(PLACES, np.int64), 0, 0
+    nothing, counts = filter_pairs([]), np.zeros((3, labels.n if criterion == "auc" else 0), np.int32)
     for first in range(0, scores.n, BLOCK):
         last = min(first + BLOCK, scores.n)
         held_out = learned.kept_out(first, last - first)
         if held_out is None or not held_out.any():
             continue
         lines, y = scores.read(first, last)[held_out], Y.gather(first + np.flatnonzero(held_out))
-        best, at = np.full((len(lines), PLACES), -1, np.int64), np.full((len(lines), PLACES), -np.inf, np.float32)
-        for low, tile in tiles(lines, labels):
-            fold_top_k(tile, low, _NOTHING, best, at)
-        for i in range(len(lines)):
-            hits += np.cumsum(np.isin(best[i], y.indices[y.indptr[i] : y.indptr[i + 1]]))
-        n += len(lines)
+        best, at = no_predictions(len(lines), PLACES)
         if criterion == "auc":
-            auc += _auc(lines, labels, y)
+            auc += fold_metrics(partial(tiles, lines, labels), y, nothing, BEST_LABEL, best, at, counts)
+        else:
+            for low, tile in tiles(lines, labels):
+                fold_top_k(tile, low, nothing, best, at)
+        right = among(np.arange(len(lines))[:, None], best, y.indptr, y.indices)
+        hits += np.cumsum(right, axis=1).sum(axis=0)
+        n += len(lines)
     metrics = {"hits": hits.tolist(), "n_held_out": n, "bytes_read": Y.bytes_read}
     return {**metrics, **({"auc": auc} if criterion == "auc" else {})}
-
-
-_NOTHING = Labels(np.empty(0, np.int64), np.empty(0, np.int64))  # pairs that are barred
 
 
 def tiles(lines: Array, labels: Dense | Array) -> Iterator[tuple[int, Array]]:
     """Lines of A times H^T, by tiles of classes: the first class, scores (rows x classes)."""
     for number, some in enumerate(by_lines(labels, BLOCK)):
         yield number * BLOCK, lines @ some.T
-
-
-def _auc(lines: Array, labels: Dense, y: Block) -> int:
-    """The sum of some rows' AUC, in units."""
-    positives = np.empty(len(y.indices), np.float32)
-    for low, tile in tiles(lines, labels):
-        take_positives(tile, low, y.indptr, y.indices, positives)
-    sort_rows(y.indptr, positives)
-    predicted, above = np.zeros(labels.n, np.int64), np.zeros(len(lines), np.int64)
-    for low, tile in tiles(lines, labels):
-        fold_counts(tile, low, y.indptr, positives, np.float32(0), predicted, above)
-    return auc_units(above, np.diff(y.indptr), labels.n)
 
 
 @dataclass(frozen=True)
