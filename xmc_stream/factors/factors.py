@@ -95,42 +95,25 @@ class Panels:
     def write(self, cols: ColumnRange, first: int, lines: NDArray[np.float32]) -> None:
         """Lines from `first` on, of one of the ranges of columns."""
         stop_if_unwanted()
-        how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        try:
-            fd = os.open(self._file(cols), how)
-        except FileNotFoundError:
-            Path(self.folder).mkdir(parents=True, exist_ok=True)
-            fd = os.open(self._file(cols), how)
-        try:
-            at = first * lines.shape[1] * _ITEM
+        os.makedirs(self.folder, exist_ok=True)
+        with os.fdopen(os.open(self._file(cols), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), "wb") as file:
+            file.seek(first * lines.shape[1] * _ITEM)
             for some in by_lines(lines):
-                view = np.ascontiguousarray(some, np.float32).reshape(-1).view(np.uint8).data
-                while view.nbytes:
-                    written = os.pwrite(fd, view, at)
-                    view, at = view[written:], at + written
-        finally:
-            os.close(fd)
+                file.write(np.ascontiguousarray(some, np.float32))
 
-    def _fill(self, cols: ColumnRange, first: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Lines of one range of columns, from `first` on, into an array of its own."""
+    def _read(self, cols: ColumnRange, first: int, last: int) -> NDArray[np.float32]:
+        """Lines [first, last) of one range of columns."""
         stop_if_unwanted()
-        fd = os.open(self._file(cols), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            view, at = out.reshape(-1).view(np.uint8).data, first * out.shape[1] * _ITEM
-            while view.nbytes:
-                got = os.preadv(fd, [view], at)
-                if not got:
-                    raise StoreError(f"{self._file(cols)} ends early: run the same command again, it goes on")
-                view, at = view[got:], at + got
-        finally:
-            os.close(fd)
+        out = np.empty((last - first, cols[1] - cols[0]), np.float32)
+        with open(self._file(cols), "rb") as file:
+            file.seek(first * out.shape[1] * _ITEM)
+            if file.readinto(out) < out.nbytes:
+                raise StoreError(f"{self._file(cols)} ends early: run the same command again, it goes on")
         return out
 
     def read(self, first: int, last: int) -> NDArray[np.float32]:
         """Lines [first, last) of all columns."""
-        parts = [
-            self._fill(cols, first, np.empty((last - first, cols[1] - cols[0]), np.float32)) for cols in self.col_ranges
-        ]
+        parts = [self._read(cols, first, last) for cols in self.col_ranges]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def gather(self, lines: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -139,11 +122,8 @@ class Panels:
         for cols in self.col_ranges:
             part = np.empty((len(lines), cols[1] - cols[0]), np.float32)
             staging = np.empty(max(WINDOW, _ITEM * part.shape[1]), np.uint8)
-            fd = os.open(self._file(cols), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                read_lines(fd, Path(self._file(cols)), lines, staging, part)
-            finally:
-                os.close(fd)
+            with open(self._file(cols), "rb") as file:
+                read_lines(file.fileno(), Path(file.name), lines, staging, part)
             out[:, cols[0] : cols[1]] = part
         return out
 
