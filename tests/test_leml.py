@@ -18,8 +18,8 @@ from xmc_stream.errors import InputError
 from xmc_stream.factors.factors import Begun, Factor, new_factors
 from xmc_stream.factors.products import Learned
 from xmc_stream.factors.rowblocks import Holding
+from xmc_stream.lowrank.leml import ScaleJob
 from xmc_stream.lowrank.parameters import LOSSES, LEMLParameters
-from xmc_stream.lowrank.scale import ScaleJob
 from xmc_stream.lowrank.solver import Descent, loss_curvatures, loss_slopes, loss_values, run_alone, trust_region
 from xmc_stream.lowrank.w_step import WStep
 from xmc_stream.runtime import plan as portion

@@ -92,7 +92,7 @@ class LEMLParameters(Parameters):
     def lam_for(self, scale: float) -> float:
         """lam: as given, or a sixteenth of what chance alone makes of the losses' slopes; 1 where that is nothing.
 
-        scale: that of the squared loss, whose slopes without weights are M - Y (see `lowrank.scale`). At the optimum
+        scale: that of the squared loss, whose slopes without weights are M - Y (see `ScaleJob`). At the optimum
         X^T times the slopes has no singular value above lam, so what lam is measured by is how large noise makes them.
         """
         return self.lam if self.lam is not None else _CHANCE * _OF_LOSS[self.loss] * scale or 1.0
