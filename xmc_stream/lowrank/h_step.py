@@ -17,23 +17,21 @@ from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Begun, Dense, Factor, Panels, SideBySide
 from xmc_stream.factors.products import BLOCK, LINES, Learned, held_out_metrics
-from xmc_stream.lowrank.known_pairs import (
+from xmc_stream.lowrank.parameters import LEMLParameters
+from xmc_stream.lowrank.run import read_sum, rotation_of, write_factors
+from xmc_stream.lowrank.solver import (
     AllPairs,
+    Array,
     GivenPairs,
     Pairs,
     counted,
     dense_labels,
     given_pairs,
-    loss_units,
-    positives_of,
-)
-from xmc_stream.lowrank.parameters import LEMLParameters
-from xmc_stream.lowrank.run import read_sum, rotation_of, write_factors
-from xmc_stream.lowrank.solver import (
-    Array,
     loss_curvatures,
     loss_slopes,
+    loss_units,
     loss_values,
+    positives_of,
     run_alone,
     solve_gram,
     trust_region,

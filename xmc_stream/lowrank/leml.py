@@ -19,9 +19,9 @@ from xmc_stream.factors.rowblocks import ROW_BYTES, ROW_LINES, Array, blocks, cs
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
 from xmc_stream.lowrank.h_step import AlternationJob, FactorsJob, LabelsJob
 from xmc_stream.lowrank.kernels.steps import add_column_dots
-from xmc_stream.lowrank.known_pairs import LOSS_UNIT, positives_of
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.run import LowRankRun, ModelJob, StartJob, gram_jobs
+from xmc_stream.lowrank.solver import LOSS_UNIT, positives_of
 from xmc_stream.lowrank.w_step import WStep, WStepJob
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.metrics import average_auc

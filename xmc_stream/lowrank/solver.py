@@ -4,9 +4,9 @@ Yu, Jain, Kar, Dhillon: Large-scale Multi-label Learning with Missing Labels, IC
 
     min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),   W: D x r, H: K x r
 
-W and H are solved for in turn. This module covers the losses, conjugate gradients, the systems of equations for H and the
-trust-region Newton method, on arrays in memory. Passes and files are in `lowrank.leml`. Factors are float32; losses, products
-of vectors and systems of equations are float64.
+W and H are solved for in turn. This module covers the losses, the pairs over which they are taken, conjugate gradients, the
+systems of equations for H and the trust-region Newton method, on arrays in memory. Passes and files are in `lowrank.leml`.
+Factors are float32; losses, products of vectors and systems of equations are float64.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Begun
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
+from xmc_stream.kernels.products import add_transposed, multiply
+from xmc_stream.lowrank.kernels.steps import add_column_dots, are_true, descend, pair_dots, turn
+from xmc_stream.store.matrix import Block
 
 Array = NDArray[Any]
+LOSS_UNIT = 2.0**-32  # losses are summed as whole numbers of it, in any order
+_LANES = 16  # sums of a long dot product
 VECTORS = ("w", "residual", "direction")  # of conjugate gradients
 
 
@@ -59,6 +63,106 @@ def loss_curvatures(loss: str, true: Array, scores: Array) -> Array:
 def _sigmoid(z: Array) -> Array:
     e = np.exp(-np.abs(z))
     return np.asarray(np.where(z >= 0, 1, e) / (1 + e))
+
+
+def loss_units(values: Array) -> int:
+    """The sum of losses, each rounded to whole units."""
+    return int(np.rint(values / LOSS_UNIT).astype(np.int64).sum())
+
+
+@dataclass(frozen=True)
+class AllPairs:
+    """All pairs of some rows and labels. true (n x k). held_out: which rows do not count; None where all do."""
+
+    true: NDArray[np.bool_]
+    held_out: NDArray[np.bool_] | None
+
+    def dots(self, left: Array, right: Array) -> Array:
+        """left_i . right_k of each pair."""
+        return np.asarray(left @ right.T)
+
+    def by_row(self, weights: Array, right: Array) -> Array:
+        """sum_k weights_ik right_k."""
+        return np.asarray(weights @ right)
+
+    def add_by_label(self, weights: Array, left: Array, out: Array) -> None:
+        """out_k += sum_i weights_ik left_i."""
+        out += weights.T @ left
+
+    def label_sums(self, values: Array, n: int) -> Array:
+        """Sums of values over the rows, of n labels."""
+        return np.asarray(values.sum(axis=0))
+
+    def loss_units(self, values: Array) -> int:
+        """The sum of values, in units; the block is the same under every plan, so it is rounded as a whole."""
+        return loss_units(values.sum(keepdims=True))
+
+
+@dataclass(frozen=True)
+class GivenPairs:
+    """Given pairs of some rows and labels: a csr pattern, and true of each entry. held_out: which entries do not count."""
+
+    indptr: NDArray[np.int64]
+    labels: Array
+    true: NDArray[np.bool_]
+    held_out: NDArray[np.bool_] | None
+
+    def dots(self, left: Array, right: Array) -> Array:
+        """left_i . right_k of each pair."""
+        out = np.empty(len(self.labels), left.dtype)
+        pair_dots(self.indptr, self.labels, left, right, out)
+        return out
+
+    def by_row(self, weights: Array, right: Array) -> Array:
+        """sum_k weights_ik right_k."""
+        out = np.empty((len(self.indptr) - 1, right.shape[1]), right.dtype)
+        multiply(self.indptr, self.labels, weights, right, out)
+        return out
+
+    def add_by_label(self, weights: Array, left: Array, out: Array) -> None:
+        """out_k += sum_i weights_ik left_i."""
+        add_transposed(self.indptr, self.labels, weights, left, out)
+
+    def label_sums(self, values: Array, n: int) -> Array:
+        """Sums of values over the rows, of n labels."""
+        return np.bincount(self.labels, values, n)
+
+    def loss_units(self, values: Array) -> int:
+        """The sum of values, in units, each rounded by itself: a plan may cut rows into other blocks."""
+        return loss_units(values)
+
+
+Pairs = AllPairs | GivenPairs
+
+
+def counted(pairs: Pairs, values: Array) -> Array:
+    """Values of pairs, with 0 for those of rows that are held out."""
+    if pairs.held_out is not None:
+        values[pairs.held_out] = 0
+    return values
+
+
+def given_pairs(
+    indptr: NDArray[np.int64], labels: Array, true: NDArray[np.bool_], held_out: NDArray[np.bool_] | None
+) -> GivenPairs:
+    """The given pairs of some rows. held_out: rows."""
+    return GivenPairs(indptr, labels, true, None if held_out is None else np.repeat(held_out, np.diff(indptr)))
+
+
+def positives_of(mask: Block, y: Block) -> NDArray[np.bool_]:
+    """Which pairs of a mask are positives."""
+    true = np.empty(len(mask.indices), np.bool_)
+    are_true(mask.indptr, mask.indices, y.indptr, y.indices, true)
+    return true
+
+
+def dense_labels(y: Block, first: int, last: int) -> NDArray[np.bool_]:
+    """Which of the labels [first, last) each row of a block has."""
+    rows = np.repeat(np.arange(y.n), np.diff(y.indptr))
+    mine = (y.indices >= first) & (y.indices < last)
+    out = np.zeros((y.n, last - first), np.bool_)
+    out[rows[mine], y.indices[mine] - first] = True
+    return out
 
 
 def column_dots(left: Array, right: Array) -> NDArray[np.float64]:
@@ -152,7 +256,6 @@ def solve_gram(gram: NDArray[np.float64], right: NDArray[np.float64], lam: float
 
 _SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
 _POOR, _FAIR, _GOOD = 1e-4, 0.25, 0.75  # actual over predicted decrease
-_LANES = 16  # sums of a long dot product
 
 
 def _nothing() -> Array:
@@ -276,11 +379,10 @@ def trust_region(
         candidate = at.w + at.s
         f_new = yield from problem.value(candidate)
         actual = at.f - f_new
-        if at.steps == 0 and not quadratic:
+        if at.steps == 0:
             at.radius = np.minimum(at.radius, length)
         taken = going & (predicted > 0) & (actual > (0.0 if quadratic else _POOR * predicted))
-        if not quadratic:
-            at.radius = _new_radius(at.radius, length, slope, actual, predicted, going)
+        at.radius = _new_radius(at.radius, length, slope, actual, predicted, going)
         at.end()
         if taken.any():
             at.w = candidate if taken.all() else np.where(taken[:, None], candidate, at.w)
@@ -319,7 +421,7 @@ def _bounded_cg(problem: Problem, at: Newton, most: int, begun: Begun | None) ->
         curvature = _dots(at.direction, image)
         alpha = np.where(going & (curvature > 0), at.square / np.where(curvature > 0, curvature, 1.0), 0.0)
         sd, dd, ss = _dots(at.s, at.direction), _dots(at.direction, at.direction), _dots(at.s, at.s)
-        left = np.where(np.isfinite(radius), radius * radius, np.inf) - ss
+        left = radius * radius - ss
         out = going & ((ss + 2 * alpha * sd + alpha * alpha * dd > radius * radius) | (curvature <= 0))
         with np.errstate(invalid="ignore"):
             root = np.sqrt(np.maximum(sd * sd + dd * np.where(np.isfinite(left), np.maximum(left, 0.0), 0.0), 0.0))

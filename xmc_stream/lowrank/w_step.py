@@ -17,9 +17,21 @@ from xmc_stream.factors.factors import Begun, ColumnRange, Dense, Factor, Panels
 from xmc_stream.factors.products import BLOCK, Learned, ProjectJob
 from xmc_stream.factors.rowblocks import ROW_BYTES, Holding, Parts, row_blocks
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.lowrank.known_pairs import LOSS_UNIT, AllPairs, Pairs, counted, dense_labels, given_pairs, positives_of
 from xmc_stream.lowrank.parameters import LEMLParameters
-from xmc_stream.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, trust_region
+from xmc_stream.lowrank.solver import (
+    LOSS_UNIT,
+    AllPairs,
+    Array,
+    Pairs,
+    counted,
+    dense_labels,
+    given_pairs,
+    loss_curvatures,
+    loss_slopes,
+    loss_values,
+    positives_of,
+    trust_region,
+)
 from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.system.blas import one_blas_thread
