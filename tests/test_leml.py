@@ -189,7 +189,7 @@ def test_lines_of_a_trust_region_are_independent() -> None:
 def solve(columns: Descent, product: Callable[[Any], Any], most: int) -> None:
     """Steps of conjugate gradients, until all columns have ended."""
     for _ in range(most):
-        if columns.going.any():
+        if columns.progress.going.any():
             columns.step(product(columns.direction))
 
 

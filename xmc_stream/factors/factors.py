@@ -99,7 +99,7 @@ class Panels:
         with os.fdopen(os.open(self._file(cols), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), "wb") as file:
             file.seek(first * lines.shape[1] * _ITEM)
             for some in by_lines(lines):
-                file.write(np.ascontiguousarray(some, np.float32))
+                file.write(np.ascontiguousarray(some, np.float32).data)
 
     def _read(self, cols: ColumnRange, first: int, last: int) -> NDArray[np.float32]:
         """Lines [first, last) of one range of columns."""
@@ -107,7 +107,7 @@ class Panels:
         out = np.empty((last - first, cols[1] - cols[0]), np.float32)
         with open(self._file(cols), "rb") as file:
             file.seek(first * out.shape[1] * _ITEM)
-            if file.readinto(out) < out.nbytes:
+            if file.readinto(out.data) < out.nbytes:
                 raise StoreError(f"{self._file(cols)} ends early: run the same command again, it goes on")
         return out
 

@@ -6,8 +6,9 @@ are given, or of any other loss, labels are solved for one by one (`LabelsJob`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,13 @@ from xmc_stream.lowrank.solver import (
     trust_region,
 )
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.packing import new_pack
 from xmc_stream.system.blas import one_blas_thread
 
 _GRAMS = 1 << 22  # entries of r x r matrices of labels that are solved for at a time
+# of rows [first, last), of which some may be held out
+PairsOf = Callable[[int, int, NDArray[np.bool_] | None], Pairs]
 
 
 @dataclass(frozen=True)
@@ -136,12 +139,16 @@ class LabelsJob:
 
     def run(self) -> Receipt:
         """Solve; the receipt has the losses' sum and lam/2 ||H||^2, in units."""
-        p, dataset = self.parameters, self.learned.dataset()
+        p, dataset, labels = self.parameters, self.learned.dataset(), (self.first, self.last)
+        given = p.observed == "given"
+        Y, mask = dataset.Y_columns() if given else dataset.Y_rows(), dataset.observed_columns() if given else None
         h = self.before.read(self.first, self.last).astype(np.float64)
         with one_blas_thread():
-            of = _AllOfLabels if p.observed == "full" else _GivenOfLabels
-            pairs = of(dataset, self.first, self.last)
-            problem = _Labels(self, pairs)
+            if mask is None:
+                pairs_of: PairsOf = partial(_all_of_rows, Y, labels)
+            else:
+                pairs_of = partial(_given_of_rows, _rows_of(mask, Y, labels))
+            problem = _Labels(self, pairs_of)
             if p.loss == "squared":
                 h = problem.solve()
                 f = run_alone(problem.value(h))
@@ -151,47 +158,37 @@ class LabelsJob:
                 h, f, _ = run_alone(trust_region(problem, h, p.newton, p.cg, p.cg_tol, begun=begun))
         with new_pack(Path(self.folder) / self._range) as pack:
             pack.write("H", h.astype(np.float32).ravel())
-        return {"units": loss_units(f), "bytes_read": pairs.bytes_read}
+        return {"units": loss_units(f), "bytes_read": Y.bytes_read + (mask.bytes_read if mask else 0)}
 
 
-class _AllOfLabels:
-    """The pairs of all rows and labels [first, last), by row blocks."""
-
-    def __init__(self, dataset: Dataset, first: int, last: int) -> None:
-        self._Y, self._first, self._last = dataset.Y_rows(), first, last
-
-    @property
-    def bytes_read(self) -> int:
-        """So far."""
-        return self._Y.bytes_read
-
-    def __call__(self, first: int, last: int, held_out: NDArray[np.bool_] | None) -> AllPairs:
-        return AllPairs(dense_labels(self._Y.block(first, last), self._first, self._last), held_out)
+def _all_of_rows(
+    Y: SparseMatrix, labels: tuple[int, int], first: int, last: int, held_out: NDArray[np.bool_] | None
+) -> AllPairs:
+    """The pairs of rows [first, last) and a range of labels."""
+    return AllPairs(dense_labels(Y.block(first, last), *labels), held_out)
 
 
-class _GivenOfLabels:
-    """The given pairs of labels [first, last), by row blocks; all of them are in memory."""
+def _rows_of(mask: SparseMatrix, Y: SparseMatrix, labels: tuple[int, int]) -> scipy.sparse.csr_matrix:
+    """The given pairs of a range of labels, all in memory: which of them are positives. mask, Y: by columns."""
+    known = mask.block(*labels)
+    pattern = positives_of(known, Y.block(*labels)).view(np.int8), known.indices, known.indptr
+    return scipy.sparse.csc_matrix(pattern, (mask.shape[0], known.n)).tocsr()
 
-    def __init__(self, dataset: Dataset, first: int, last: int) -> None:
-        mask, Y = dataset.observed_columns(), dataset.Y_columns()
-        known = mask.block(first, last)
-        true = positives_of(known, Y.block(first, last)).view(np.int8)
-        self.bytes_read = mask.bytes_read + Y.bytes_read
-        shape = dataset.n_samples, last - first
-        self._rows = scipy.sparse.csc_matrix((true, known.indices, known.indptr), shape=shape).tocsr()
 
-    def __call__(self, first: int, last: int, held_out: NDArray[np.bool_] | None) -> GivenPairs:
-        ends = self._rows.indptr[first : last + 1].astype(np.int64)
-        mine = slice(int(ends[0]), int(ends[-1]))
-        true = self._rows.data[mine].view(np.bool_)
-        return given_pairs(ends - ends[0], self._rows.indices[mine], true, held_out)
+def _given_of_rows(
+    rows: scipy.sparse.csr_matrix, first: int, last: int, held_out: NDArray[np.bool_] | None
+) -> GivenPairs:
+    """Those of rows [first, last)."""
+    ends = rows.indptr[first : last + 1].astype(np.int64)
+    mine = slice(int(ends[0]), int(ends[-1]))
+    return given_pairs(ends - ends[0], rows.indices[mine], rows.data[mine].view(np.bool_), held_out)
 
 
 class _Labels:
     """The problems of a range of labels, for `trust_region`; `solve` for the squared loss."""
 
-    def __init__(self, job: LabelsJob, pairs: _AllOfLabels | _GivenOfLabels) -> None:
-        self._job, self._pairs, self._n = job, pairs, job.last - job.first
+    def __init__(self, job: LabelsJob, pairs_of: PairsOf) -> None:
+        self._job, self._pairs_of, self._n = job, pairs_of, job.last - job.first
         self._at = np.zeros((self._n, job.parameters.rank), np.float32)
         self.n_pairs = np.zeros(self._n)
         for some, _ in self._sweep():
@@ -203,7 +200,7 @@ class _Labels:
         for first in range(0, n, BLOCK):
             last = min(first + BLOCK, n)
             held_out = self._job.learned.kept_out(first, last - first)
-            yield self._pairs(first, last, held_out), self._job.scores.read(first, last)
+            yield self._pairs_of(first, last, held_out), self._job.scores.read(first, last)
 
     def value(self, h: Array) -> Generator[Any, Any, NDArray[np.float64]]:
         """The objective of each label."""

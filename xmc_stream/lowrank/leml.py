@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import FACTORS, Factor, Stacked
 from xmc_stream.factors.products import Learned
-from xmc_stream.factors.rowblocks import ROW_BYTES, ROW_LINES, Array, blocks, csr
+from xmc_stream.factors.rowblocks import Array, blocks, csr
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
 from xmc_stream.lowrank.h_step import AlternationJob, FactorsJob, LabelsJob
 from xmc_stream.lowrank.kernels.steps import add_column_dots
@@ -27,7 +27,7 @@ from xmc_stream.methods.contract import WRITING
 from xmc_stream.metrics import average_auc
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.store.encoding import remove
-from xmc_stream.store.matrix import SparseMatrix, stream
+from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.blas import one_blas_thread
 
 _ALTERNATED = 0.97  # of a run, that alternations take
@@ -291,7 +291,7 @@ class ScaleJob:
         self, Y: SparseMatrix, mask: SparseMatrix | None
     ) -> Iterator[tuple[NDArray[np.bool_], Array, Array, Array]]:
         """By row blocks: which rows count; labels, of the mask if there is one, and whether they are theirs (1) or not (0)."""
-        for y, *known in stream((Y,) if mask is None else (Y, mask), ROW_BYTES, 0, Y.n_lines, ROW_LINES):
+        for y, *known in blocks(Y, *([] if mask is None else [mask])):
             counted = self._counted(y.start, y.n)
             if known:
                 yield counted, known[0].indptr, known[0].indices, positives_of(known[0], y).astype(np.float32)

@@ -133,8 +133,8 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
     width = _width(plan, dataset, p, kept)
     if (n_ranges := -(-r // width)) > at_once:  # none waits for the last
         width = -(-r // (-(-n_ranges // at_once) * at_once))
-    n, k, pairs = dataset.n_samples, dataset.n_labels, _pairs(dataset, p)
-    n_blocks = -(-n // BLOCK)
+    n, k = dataset.n_samples, dataset.n_labels
+    n_blocks, pairs = -(-n // BLOCK), dataset.observed_rows().nnz if p.observed == "given" else n * k
     labels = tuple((first, min(first + _LABELS, k)) for first in range(0, k, _LABELS))
     if p.observed == "given":  # each reads A
         labels = _given_labels(plan, dataset, jobs_worth(4 * at_once, pairs * r, n * r), r)
@@ -150,11 +150,6 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
     room, parts = needs["rows"], len(of_rows)
     held = room if room == kept else room // (-(-parts // plan.processes) if products else parts), room
     return LowRankPlan(col_ranges, rows, labels, small, of_rows, products, row_bytes, held)
-
-
-def _pairs(dataset: Dataset, p: LEMLParameters) -> int:
-    """That count."""
-    return dataset.observed_rows().nnz if p.observed == "given" else dataset.n_samples * dataset.n_labels
 
 
 def _width(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, kept: int) -> int:

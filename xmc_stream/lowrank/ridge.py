@@ -157,7 +157,7 @@ class RidgeJob:
             w, residual = ridges.start(), aligned_zeros(image.shape)
             self._sum(lambda part, out: ridges.residual(part, X, Y, w, out), residual)
             steps, columns = 0, Descent.begin(w, residual, self.cg_tol)
-        while steps < self.cg and columns.going.any():
+        while steps < self.cg and columns.progress.going.any():
             self._sum(lambda part, out: ridges.product(part, X, Y, columns.direction, out), image)
             columns.step(image)
             steps += 1

@@ -224,11 +224,6 @@ class Descent:
         direction[:] = residual
         return cls(w, residual, direction, Progress.begin(column_dots(residual, residual), tol, residual.dtype))
 
-    @property
-    def going(self) -> NDArray[np.bool_]:
-        """Columns that have not ended."""
-        return self.progress.going
-
     def step(self, image: Array) -> None:
         """A step of the columns that have not ended. image: Hessian direction. Overwrites w, residual and direction."""
         alpha = self.progress.alpha(column_dots(self.direction, image)).astype(self.w.dtype)
