@@ -169,7 +169,6 @@ class NormalSolveJob:
         return Factor(f"{self.out}/W", len(self.values), self.n_inputs)
 
 
-@dataclass
 class CPLSTRun(LowRankRun):
     """A training run of CPLST."""
 

@@ -57,7 +57,6 @@ class Alternation:
     lam: float
 
 
-@dataclass
 class LEMLRun(LowRankRun):
     """A training run of LEML."""
 

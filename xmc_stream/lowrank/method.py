@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from xmc_stream.factors.rowblocks import held_bytes, most_whole
 from xmc_stream.lowrank.cplst import CPLSTRun
 from xmc_stream.lowrank.leml import LEMLRun, most_passes
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.lowrank.plan import lowrank_needs, plan_lowrank
-from xmc_stream.lowrank.run import LowRankRun
 from xmc_stream.methods.contract import Forecast, Method, Task
-from xmc_stream.runtime.job import Job, Ledger, Receipt
+from xmc_stream.runtime.job import Job, Receipt
 from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 from xmc_stream.store.dataset import write_observed
@@ -86,15 +85,9 @@ class _LowRankMethod(Method):
         "n_held_out", "history",
     )  # fmt: skip
 
-    runs: ClassVar[type[LowRankRun]]
-
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> AlternationForecaster:
         """From sizes alone."""
         return AlternationForecaster(task, task.parameters.steps(task.dataset.n_features, task.dataset.n_labels))
-
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> LowRankRun:
-        """Alternation after alternation, or iteration after iteration."""
-        return self.runs(task.dataset, work, task.parameters, task.seed, plan, ledger)
 
     def warm_up(self, task: Task) -> Job:
         """Train by LEML on a few rows."""

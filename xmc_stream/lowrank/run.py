@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +19,10 @@ from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.plan import plan_lowrank
 from xmc_stream.lowrank.ridge import Ridges, solve_ridges
 from xmc_stream.lowrank.solver import column_dots
-from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.runtime.plan import MemoryPlan, even_ranges
+from xmc_stream.methods.contract import TrainingRun
+from xmc_stream.runtime.job import Phase, Receipt
+from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.chunks import open_array
-from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
 from xmc_stream.store.packing import new_pack
 from xmc_stream.system.blas import one_blas_thread
@@ -156,19 +154,12 @@ class ModelJob:
 
 
 @dataclass
-class LowRankRun(ABC):
-    """A training run: what to learn from, where to, and within which memory; see `ppdsparse.run.PPDSparseRun`.
+class LowRankRun(TrainingRun):
+    """A training run.
 
     What a half-step leaves is durable and in the ledger, and of a long one what it comes to on the way (see `Begun`). What
     lies in `scratch` is not: a session that goes on makes it again.
     """
-
-    dataset: Dataset
-    work: Path
-    parameters: Any
-    seed: int
-    plan: MemoryPlan
-    ledger: Ledger
 
     def __post_init__(self) -> None:
         self._steps: LEMLParameters = self.parameters.steps(self.dataset.n_features, self.dataset.n_labels)
@@ -209,7 +200,3 @@ class LowRankRun(ABC):
             for cols in scores.col_ranges
         ]
         return scores, int((yield replace(phase, jobs=jobs, kept=False))[0]["positives"])
-
-    @abstractmethod
-    def loop(self) -> Loop:
-        """Phases of jobs; returns attributes of the model."""

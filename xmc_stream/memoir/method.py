@@ -21,7 +21,7 @@ from xmc_stream.memoir.reduction import Reduction, vectors_path
 from xmc_stream.memoir.run import SEGMENTS, MEMOIRRun
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.models.runs import filter_pairs, no_predictions
-from xmc_stream.runtime.job import Job, Ledger, Notes, Receipt
+from xmc_stream.runtime.job import Job, Notes, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 
@@ -100,6 +100,7 @@ class MEMOIRMethod(Method):
     """Multi-class SVM with inexact margins (MEMOIR 2018)."""
 
     parameters = MEMOIRParameters
+    runs = MEMOIRRun
     reported = ("steps", "best_step", "held_out_accuracy", "held_out_macro_F1", "held_out_n_held_out", "history")
     one_by_one = True
 
@@ -128,10 +129,6 @@ class MEMOIRMethod(Method):
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> MEMOIRForecaster:
         """From sizes alone."""
         return MEMOIRForecaster(task)
-
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> MEMOIRRun:
-        """Segment after segment."""
-        return MEMOIRRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
         """Units and factors by finalise; for steps and the SVD see `redo`."""

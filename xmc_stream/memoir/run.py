@@ -5,21 +5,18 @@ The loop is a generator, as that of `ppdsparse.run`. All it decides comes from r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from xmc_stream.factors.factors import FACTORS
 from xmc_stream.factors.products import Learned
 from xmc_stream.linear.weights import starts_of, tiles_of, unit_path, units_of_run
-from xmc_stream.memoir.parameters import MEMOIRParameters
 from xmc_stream.memoir.plan import plan_steps, resolved, shares
 from xmc_stream.memoir.reduction import REDUCED, Reduction
 from xmc_stream.memoir.steps import Data, DecisionJob, FactorsJob, Paused, StepsJob, UnitJob
-from xmc_stream.methods.contract import WRITING
-from xmc_stream.runtime.job import Job, Ledger, Loop, Phase
-from xmc_stream.runtime.plan import MemoryPlan
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.methods.contract import WRITING, TrainingRun
+from xmc_stream.runtime.job import Job, Loop, Phase
 from xmc_stream.store.model import DECISION
 from xmc_stream.store.places import make_folder
 
@@ -27,16 +24,8 @@ _STEPPED = 0.95  # of a run: where the steps end
 SEGMENTS = 20  # of a run, at most; after each the held-out rows are scored
 
 
-@dataclass
-class MEMOIRRun:
-    """A training run: what to learn from, where to, and within which memory; see `ppdsparse.run.PPDSparseRun`."""
-
-    dataset: Dataset
-    work: Path
-    parameters: MEMOIRParameters
-    seed: int
-    plan: MemoryPlan
-    ledger: Ledger
+class MEMOIRRun(TrainingRun):
+    """A training run of MEMOIR."""
 
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""

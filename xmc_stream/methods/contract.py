@@ -69,6 +69,21 @@ class Run(Protocol):
     def loop(self) -> Loop: ...
 
 
+@dataclass
+class TrainingRun:
+    """What most runs are made of: what to learn from, where to (the folder of an unfinished model), within which memory.
+
+    One that has a `__post_init__` is a dataclass too.
+    """
+
+    dataset: Dataset
+    work: Path
+    parameters: Any
+    seed: int
+    plan: MemoryPlan
+    ledger: Ledger
+
+
 @dataclass(frozen=True)
 class Redo:
     """What is done again as a folder of state is damaged.
@@ -87,12 +102,14 @@ class Redo:
 class Method(ABC):
     """A method of learning. It has no state: all that a training is lies in its run and on disk.
 
-    parameters: what they are, which says its name too. kind: of its models, see `models.model`. reported: names of
-    attributes of a model that the report of a training shows. one_by_one: its jobs go one after another, so several trainings
-    beside each other take less time than in turn. `MemoryPlan.parts` of them share a process then.
+    parameters: what they are, which says its name too. runs: makes a run of what a `TrainingRun` has. kind: of its models,
+    see `models.model`. reported: names of attributes of a model that the report of a training shows. one_by_one: its jobs go
+    one after another, so several trainings beside each other take less time than in turn. `MemoryPlan.parts` of them share a
+    process then.
     """
 
     parameters: ClassVar[type[Parameters]]
+    runs: ClassVar[Callable[..., Run]]
     kind: ClassVar[str] = "linear"
     reported: ClassVar[Sequence[str]] = ()
     one_by_one: ClassVar[bool] = False
@@ -146,9 +163,9 @@ class Method(ABC):
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> Forecaster:
         """Foresees a training. once: runs a probe, within the plan. Raises MemoryLimitError where the probe does not fit."""
 
-    @abstractmethod
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> Run:
         """A training into the folder of an unfinished model. foreseen: by the forecaster, for the same plan."""
+        return self.runs(task.dataset, work, task.parameters, task.seed, plan, ledger)
 
     @abstractmethod
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
