@@ -127,7 +127,12 @@ def times(block: Rows, dense: Array, room: Array | None = None) -> Array:
 
 
 def held_out_metrics(learned: Learned, scores: Panels, labels: Dense, criterion: str) -> Receipt:
-    """Of the rows held out: how many, hits among the first 1, ..., PLACES predictions, and if asked the AUC (`auc_units`)."""
+    """Of the rows held out, if there are any: how many, hits among the first 1, ..., PLACES predictions, and if asked the AUC.
+
+    The AUC is in `auc_units`.
+    """
+    if not learned.share:
+        return {}
     Y, hits, n, auc = learned.dataset().Y_rows(), np.zeros(PLACES, np.int64), 0, 0
     nothing, counts = filter_pairs([]), np.zeros((3, labels.n if criterion == "auc" else 0), np.int32)
     for first in range(0, scores.n, BLOCK):

@@ -81,7 +81,7 @@ class FactorsJob:
             gram = np.zeros((self.scores.columns,) * 2)
             for file in self.grams:
                 gram += read_sum(file, len(gram))
-            square, met, met_before, h_square = np.zeros_like(gram), 0.0, 0.0, 0.0
+            square, met, met_before = np.zeros_like(gram), 0.0, 0.0
             for first in range(0, self.sums.n, LINES):
                 last = min(first + LINES, self.sums.n)
                 sums = self.sums.read(first, last).astype(np.float64)
@@ -90,10 +90,7 @@ class FactorsJob:
                 met += float(np.vdot(sums, h))
                 self.solved.write((0, h.shape[1]), first, h)
                 square += h.T.astype(np.float64) @ h
-            h_square = float(np.trace(square))
-            held_out = (
-                held_out_metrics(self.learned, self.scores, self.solved, self.criterion) if self.learned.share else {}
-            )
+            held_out = held_out_metrics(self.learned, self.scores, self.solved, self.criterion)
             receipt = write_factors(Path(self.out), {"W": self.w, "H": self.solved}, rotation_of(square))
         w_square = receipt["w_square"]
         fit_before = 0.5 * (self.positives - 2 * met_before + float(np.diag(gram) @ np.array(self.values)))
@@ -101,7 +98,7 @@ class FactorsJob:
         return {
             **receipt, **held_out, "products": self.steps,
             "objective_w": fit_before + 0.5 * self.lam * (w_square + sum(self.values)),
-            "objective": fit + 0.5 * self.lam * (w_square + h_square),
+            "objective": fit + 0.5 * self.lam * (w_square + float(np.trace(square))),
         }  # fmt: skip
 
 
@@ -290,7 +287,7 @@ class AlternationJob:
     def run(self) -> Receipt:
         """Write."""
         with one_blas_thread():
-            held_out = held_out_metrics(self.learned, self.scores, self.h, self.criterion) if self.learned.share else {}
+            held_out = held_out_metrics(self.learned, self.scores, self.h, self.criterion)
             receipt = write_factors(Path(self.out), {"W": self.w, "H": self.h}, None)
         return {
             **receipt, **held_out, "products": self.solved["products"],
