@@ -1,4 +1,7 @@
-"""A dataset that grows: new rows, and new labels, below those of an older one, whose files are shared and not written again."""
+"""A dataset that grows: new rows, and new labels, below those of an older one, whose files are shared and not written again.
+
+`append` looks whether the sets fit (`_refuse_unfit`), plans, and runs the phases of `_Sets`, whose jobs are in `append_jobs`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.convert.jobs import ColumnsJob
 from xmc_stream.convert.plan import plan_writing
-from xmc_stream.datasets.append_check import observed_seal, refuse_unfit, total
 from xmc_stream.datasets.append_jobs import (
     BLOCK_BYTES,
     ArrayJob,
@@ -21,6 +26,7 @@ from xmc_stream.datasets.append_jobs import (
     NamesJob,
     ObservedJob,
 )
+from xmc_stream.datasets.passes import windows
 from xmc_stream.errors import InputError
 from xmc_stream.models import Execution, planned
 from xmc_stream.runtime.check import checked_reading
@@ -29,12 +35,21 @@ from xmc_stream.runtime.making import COMMAND, MARK, digest_of, made_before, mak
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.runtime.warmup import loading
 from xmc_stream.store import new_dataset as assembly
-from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import FORMAT, SIZES, VERSION, Dataset, as_dataset, open_dataset
 from xmc_stream.store.encoding import COPY_BYTES, finish_matrix, folder_bytes, index_dtype
-from xmc_stream.store.inventory import SEAL
-from xmc_stream.store.names import ROW_IDS, SELECTED, WRITER_BYTES, NamedIds, copy_folders, open_vectorizer
+from xmc_stream.store.inventory import SEAL, refuse_broken_seal
+from xmc_stream.store.names import (
+    ROW_IDS,
+    SELECTED,
+    WRITER_BYTES,
+    NamedIds,
+    copy_folders,
+    first_difference,
+    open_vectorizer,
+    selected_of,
+)
 from xmc_stream.store.new_dataset import check_target, load_kernels
+from xmc_stream.store.nodes import attributes_of, understood
 from xmc_stream.store.places import target_path
 from xmc_stream.store.remote import link_or_copy
 from xmc_stream.system.memory import available_threads, peak_resident
@@ -54,6 +69,12 @@ APPENDED = "appended"  # attribute: the sets, each with its name, fingerprint an
 # attributes not handed on: sizes, and what is true of the rows of the older set alone
 _OWN = (
     "format", "version", "n_samples", "n_labels", "nnz_features", "nnz_labels", SEAL, MARK, "split", "selection",
+)  # fmt: skip
+
+# of a vectorizer: where text and labels stood in the input, and what chose the vocabulary, which is compared itself
+_FIELDS = (
+    "text_fields", "label_field", "label_delimiter", "label_lists", "label_ids", "id_field", "min_df", "max_df",
+    "max_features",
 )  # fmt: skip
 
 
@@ -177,7 +198,7 @@ def append_report(
     limit = execution.limit([dataset.path for dataset in sets], [target.parent])
     identity = {
         COMMAND: "append", "columns": columns,
-        "sets": [[dataset.fingerprint, dataset.attributes.get(SEAL), observed_seal(dataset)] for dataset in sets],
+        "sets": [[dataset.fingerprint, dataset.attributes.get(SEAL), _observed_seal(dataset)] for dataset in sets],
     }  # fmt: skip
     peak = 0
     with working("append", progress):
@@ -187,8 +208,8 @@ def append_report(
         if done is None:
             refuse_all([target], lambda path: check_target(path, overwrite))
             for dataset in sets[1:]:
-                refuse_unfit(sets[0], dataset)
-            warm = _Warm(total(sets, "n_samples"), total(sets, "n_labels"))
+                _refuse_unfit(sets[0], dataset)
+            warm = _Warm(_total(sets, "n_samples"), _total(sets, "n_labels"))
             with planned(execution, limit, warm) as (engine, memory):
                 made = _Sets(tuple(sets), columns, _column_bytes(sets, columns, memory), digest_of(identity))
                 with checked_reading(*(dataset.path for dataset in sets)):
@@ -210,9 +231,89 @@ def append_report(
     }  # fmt: skip
 
 
+def _refuse_unfit(old: Dataset, new: Dataset) -> None:
+    """Raise InputError where two sets cannot be one, saying what to do, and StoreError where `new` is damaged."""
+    for dataset in (old, new):
+        refuse_broken_seal(dataset.path)
+    if old.attributes.get(SELECTED) != new.attributes.get(SELECTED):
+        kinds = [
+            f"has {'all' if n is None else f'selected features of {n}'}"
+            for n in (selected_of(one.attributes) for one in (old, new))
+        ]
+        raise InputError(
+            f"{old.path} {kinds[0]} and {new.path} {kinds[1]}: give both the same ones, by `xmc-stream select-features`"
+        )
+    again = f"convert the rows of {new.path} again with " + flags.LIKE + f" {old.path}"
+    if new.attributes["nnz_labels"]:
+        again += ", and " + flags.NEW_LABELS + " where it has labels of its own"
+    # ids of libsvm text count from what each text was asked for by itself
+    libsvm = all(str(one.attributes.get("source_format")).startswith("libsvm") for one in (old, new))
+    mine, theirs = _told(old, libsvm), _told(new, libsvm)
+    for what, value in mine.items():
+        if value != theirs.get(what):
+            raise InputError(f"{what} {value} in {old.path} and {theirs.get(what)} in {new.path}: " + again)
+    _same_words(old, new, again)
+    no_labels = not new.attributes["nnz_labels"] and _observed_seal(new) is None  # nor known ones
+    for what, option, in_old, in_new in (
+        ("ids of rows", "with " + flags.ID_FIELD + ", or without", old.row_ids(), new.row_ids()),
+        ("a mask of known pairs", "with " + flags.OBSERVED + ", or without", _observed_seal(old), _observed_seal(new)),
+        (
+            "names of labels", "with names of labels, by " + flags.LABEL_NAMES + ", or ids", old.label_names(),
+            old.label_names() if no_labels else new.label_names(),
+        ),
+    ):  # fmt: skip
+        if (in_old is None) != (in_new is None):
+            having, lacking = (old, new) if in_new is None else (new, old)
+            raise InputError(
+                f"{having.path} has {what} and {lacking.path} has none: convert one of them again, " + option
+            )
+
+
+def _told(dataset: Dataset, libsvm: bool) -> dict[str, Any]:
+    """What must be the same of two sets, by the words of a message. libsvm: whether both are of such text."""
+    about, text = dataset.attributes, open_vectorizer(dataset.path)
+    with understood(dataset.path):
+        beside = [one["n_features"] for one in about.get("beside", [])]
+    told = {
+        "the number of features is": dataset.n_features,
+        "names of features are": "missing" if dataset.feature_names() is None else "known",
+        "rows are normalised by": about.get("normalize", "none"),
+        "matrices beside have columns": beside,
+        "features are": "columns" if text is None else "words of raw text",
+    }
+    if text is not None:
+        told |= {f"{name} of raw text is": value for name, value in text[0].items() if name not in _FIELDS}
+    if libsvm:
+        told["ids of features count from"] = about.get("base", 0)
+        told["ids of labels count from"] = about.get("label_base", 0)
+    return told
+
+
+def _same_words(old: Dataset, new: Dataset, again: str) -> None:
+    """Features have the same names and, if they are words, the same idf."""
+    mine, theirs = old.feature_names(), new.feature_names()
+    if mine is not None and theirs is not None and (i := first_difference(mine, theirs)) is not None:
+        name, other = mine.read(i, i + 1)[0], theirs.read(i, i + 1)[0]
+        raise InputError(f"feature {i} is {name!r:.50} in {old.path} and {other!r:.50} in {new.path}: " + again)
+    texts = [text for one in (old, new) if (text := open_vectorizer(one.path)) is not None]
+    if texts and not all(np.array_equal(*pair) for pair in zip(*(windows(idf) for _, idf in texts), strict=False)):
+        raise InputError(f"{old.path} and {new.path} weigh words by other idf: " + again)
+
+
+def _observed_seal(dataset: Dataset) -> str | None:
+    """What tells a dataset's mask of known pairs from others, None where it has none; it is sealed apart."""
+    path = dataset.path / "observed"
+    return str(attributes_of(path).get(SEAL)) if path.exists() else None
+
+
+def _total(datasets: Sequence[Dataset], name: str) -> int:
+    """The sum of a size, as "nnz_features"."""
+    return sum(int(dataset.attributes[name]) for dataset in datasets)
+
+
 def _column_bytes(sets: Sequence[Dataset], columns: bool, memory: MemoryPlan) -> int:
     """Of the buffers that make columns. Raises MemoryLimitError where the jobs do not fit."""
-    n_labels, named = total(sets, "n_labels"), sets[0].label_names() is not None
+    n_labels, named = _total(sets, "n_labels"), sets[0].label_names() is not None
     beside = {
         "copies": memory.threads * 2 * COPY_BYTES,
         "counts": 8 * (sets[0].n_features + 2 * n_labels),  # a sum, and what is added to it
@@ -222,7 +323,7 @@ def _column_bytes(sets: Sequence[Dataset], columns: bool, memory: MemoryPlan) ->
     matching = {"labels by name": named * (NamedIds.BYTES + 16) * n_labels}  # before all others
     writing = plan_writing(
         memory.budget - sum(beside.values()), memory.threads, sets[0].n_features, n_labels, None,
-        total(sets, "nnz_labels"), 0, columns,
+        _total(sets, "nnz_labels"), 0, columns,
     )  # fmt: skip
     memory.refuse_unless(max({**writing.needs, **beside}, matching, key=lambda stage: sum(stage.values())), "append")
     return writing.max_bytes
@@ -255,10 +356,10 @@ class _Sets:
         jobs = self._jobs(store, match, n_labels, added)
         joined = yield Phase("join", jobs, "joining the rows", (_MATCHED, _JOINED))
         receipts = {job.key: receipt for job, receipt in zip(jobs, joined, strict=True)}
-        n_samples = total(self.sets, "n_samples")
+        n_samples = _total(self.sets, "n_samples")
         for side, bound, nnz, arrays in (
-            ("X", old.n_features, total(self.sets, "nnz_features"), ("indptr", "indices", "data")),
-            ("Y", n_labels, total(self.sets, "nnz_labels"), ("indptr", "indices")),
+            ("X", old.n_features, _total(self.sets, "nnz_features"), ("indptr", "indices", "data")),
+            ("Y", n_labels, _total(self.sets, "nnz_labels"), ("indptr", "indices")),
         ):
             hashes = [receipts[f"join/{side}/rows/{name}"]["sha256"] for name in arrays]
             finish_matrix(store / side / "rows", "csr_matrix", (n_samples, bound), nnz, hashes)
@@ -266,16 +367,13 @@ class _Sets:
         if self.columns:
             sides.append(ColumnsJob(str(store), "X", self.max_bytes))
         yield Phase("columns", sides, "writing columns", (_JOINED, _COLUMNS), kept=False)  # not durable yet
-        for name in _FEATURES:
-            for array in plain_arrays(old.path / name):
-                array.verify()
         copy_folders(old.path, store, _FEATURES, link_or_copy)
         sizes = {
             "n_samples": n_samples, "n_features": old.n_features, "n_labels": n_labels,
-            "nnz_features": total(self.sets, "nnz_features"), "nnz_labels": total(self.sets, "nnz_labels"),
+            "nnz_features": _total(self.sets, "nnz_features"), "nnz_labels": _total(self.sets, "nnz_labels"),
         }  # fmt: skip
         assembly.finish(store, {**self._attributes(), **sizes, MARK: self.mark})
-        if observed_seal(old) is not None:
+        if _observed_seal(old) is not None:
             masks = [ObservedJob(str(store), paths, "observed", match, n_labels, self.max_bytes)]
             yield Phase("observed", masks, "writing the known pairs", (_COLUMNS, 1.0), kept=False, twice=True)
         linked, copied = (sum(receipt.get(name, 0) for receipt in receipts.values()) for name in ("linked", "copied"))
@@ -318,7 +416,7 @@ class _Sets:
 
     def _said(self, n_labels: int) -> str:
         old, by = self.sets[0], "name" if self.sets[0].label_names() is not None else "number"
-        n_new = total(self.sets[1:], "n_samples")
+        n_new = _total(self.sets[1:], "n_samples")
         said = f"{n_new:,} rows and {n_labels - old.n_labels:,} labels are new, labels matched by {by}"
         text = open_vectorizer(old.path)
         return said + (f", words weighed by the idf of {old.path.name}" if text and text[0].get("idf") else "")
