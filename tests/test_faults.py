@@ -28,7 +28,7 @@ from helpers.tools import load_tool
 from helpers.trainings import SETTINGS, kill_when, words
 
 import xmc_stream as xs
-from xmc_stream.datasets.unfinished import describe_unfinished
+from xmc_stream.datasets.info import describe_unfinished
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import ResumeError, StoreError
 from xmc_stream.runtime.events import EventLog, read_events, summarise_events

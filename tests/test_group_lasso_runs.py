@@ -17,7 +17,7 @@ from helpers.problems import tight
 
 import xmc_stream as xs
 from xmc_stream.cli import main
-from xmc_stream.datasets.unfinished import describe_unfinished
+from xmc_stream.datasets.info import describe_unfinished
 from xmc_stream.errors import JobError, MemoryLimitError
 from xmc_stream.grouplasso import descent, firstorder
 from xmc_stream.grouplasso.descent import SegmentJob

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 from helpers.forked import run_forked
 
-from xmc_stream.datasets import summary
+from xmc_stream.datasets import info
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset
 
@@ -39,7 +39,7 @@ def matrices(dataset: Dataset) -> tuple[Any, Any]:
 
 
 def test_figures_are_those_of_numpy(dataset: Dataset) -> None:
-    figures = summary.summarise(dataset)
+    figures = info.summarise(dataset)
     X, Y = matrices(dataset)
     features, labels, counts = np.diff(X.indptr), np.diff(Y.indptr), np.sort(Y.sum(0))
     for name, numbers in (("features_per_row", features), ("labels_per_row", labels), ("label_frequency", counts)):
@@ -62,11 +62,11 @@ def test_figures_are_those_of_numpy(dataset: Dataset) -> None:
 
 
 def test_of_many_rows_some_are_looked_at(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    everything = summary.summarise(dataset)
-    monkeypatch.setattr(summary, "_ALL", 100)
-    monkeypatch.setattr(summary, "_WINDOWS", 5)
-    monkeypatch.setattr(summary, "_WINDOW", 20)
-    figures = summary.summarise(dataset)
+    everything = info.summarise(dataset)
+    monkeypatch.setattr(info, "_ALL", 100)
+    monkeypatch.setattr(info, "_WINDOWS", 5)
+    monkeypatch.setattr(info, "_WINDOW", 20)
+    figures = info.summarise(dataset)
     assert figures["rows_read"] == 100
     assert figures["features_per_row"]["mean"] == pytest.approx(everything["features_per_row"]["mean"], rel=0.2)
     assert figures["label_frequency"] == everything["label_frequency"]

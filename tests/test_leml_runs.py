@@ -17,7 +17,7 @@ from helpers.cuts import CutError, CutLedger
 from helpers.forked import forked_command
 
 import xmc_stream as xs
-from xmc_stream.datasets.unfinished import describe_unfinished
+from xmc_stream.datasets.info import describe_unfinished
 from xmc_stream.errors import InputError, JobError, MemoryLimitError
 from xmc_stream.factors.products import ProjectJob
 from xmc_stream.lowrank.leml import LEMLRun, most_passes

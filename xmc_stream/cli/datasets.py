@@ -69,8 +69,7 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     Nothing passes over the data: numbers a row are of a sample of the rows where there are more than a million. --digest
     reads all of it.
     """
-    from xmc_stream.datasets.summary import describe, summarise
-    from xmc_stream.datasets.unfinished import unfinished
+    from xmc_stream.datasets.info import describe, summarise, unfinished
     from xmc_stream.models import load_model
     from xmc_stream.runtime.check import checked_reading
     from xmc_stream.store.dataset import open_dataset

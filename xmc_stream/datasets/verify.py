@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.arguments import native_arguments
+from xmc_stream.datasets.info import unfinished
 from xmc_stream.datasets.kernels.check import DISORDER, N_STATE, NOT_FINITE, OUTSIDE, check_entries, sum_of_counts
 from xmc_stream.datasets.passes import windows
-from xmc_stream.datasets.unfinished import unfinished
 from xmc_stream.errors import StoreError
 from xmc_stream.models import Execution, planned
 from xmc_stream.models.calibration import Calibration
