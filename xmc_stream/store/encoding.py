@@ -328,32 +328,31 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def publish(work: Path, path: Path, apart: Collection[str] = (), before: int | None = None) -> None:
-    """Give a finished work folder its name, all of it durable before and after; what had the name is removed.
+def publish(
+    work: Path, path: Path, apart: Collection[str] = (), before: int | None = None, durable: bool = True
+) -> None:
+    """Give a finished work folder its name; what had the name is removed.
 
     apart: folders in it whose stores are durable. before: `number_of` the path when the work began, where that is one of
-    several copies of a job: what has the name since then is of another copy, and stays.
+    several copies of a job: what has the name since then is of another copy, and stays. durable: all of it is durable before
+    and after; else the caller waits for the disk.
     """
     stop_if_unwanted()
-    fsync_tree(work, apart)
-    _give_name(work, path, before)
-    fsync_folder(path.parent)
-
-
-def _give_name(work: Path, path: Path, before: int | None) -> None:
-    """As `publish`, without waiting for the disk."""
+    if durable:
+        fsync_tree(work, apart)
     if before is not None and number_of(path) not in (0, before):
         shutil.rmtree(work)
-        return
-    if before != 0:
+    elif before != 0:
         replace(work, path)
     else:
         try:
             work.rename(path)
         except OSError as error:  # the other copy came between
-            if before is None or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             shutil.rmtree(work)
+    if durable:
+        fsync_folder(path.parent)
 
 
 def number_of(path: Path) -> int:
@@ -393,11 +392,7 @@ def new_folder(path: Path, work: Path | None = None, durable: bool = True) -> It
     try:
         with naming(path):
             yield work
-            if durable:
-                publish(work, path, before=before)
-            else:
-                stop_if_unwanted()
-                _give_name(work, path, before)
+            publish(work, path, before=before, durable=durable)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
