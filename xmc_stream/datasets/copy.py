@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import google_crc32c
-
 from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError, in_urls
@@ -27,7 +25,7 @@ from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import COMMAND, STORE, make
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import APART, files_of_store, refuse_broken_seal, take_inventory
-from xmc_stream.store.nodes import attributes_of
+from xmc_stream.store.nodes import CHECKSUM_BYTES, attributes_of, checksum
 from xmc_stream.store.places import LOCK, put_back, remove_left, target_path, work_folder
 from xmc_stream.store.remote import (
     COPYING,
@@ -46,7 +44,6 @@ from xmc_stream.system.progress import current, working
 from xmc_stream.system.stop import stop_if_unwanted
 
 _AT_A_TIME = 4  # files: s3fs has each in memory, at most 32 MiB
-_PIECE = 1 << 20
 _LAST = "zarr.json"  # what makes it a store
 _OURS = "xmc_stream "  # how the formats of this library begin
 
@@ -122,7 +119,7 @@ class _Given:
                 return True
             if noted := self.crcs.get(name):
                 with to.opened(name) as file:
-                    return _checksum(file, self.sizes[name]) != noted
+                    return checksum(file, self.sizes[name] - CHECKSUM_BYTES) != noted
             return to.read(name) != (self.path / name).read_bytes()
 
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
@@ -206,23 +203,15 @@ def _looked_at(path: Path) -> _Given:
         folder = Path(array.folder).relative_to(path)
         for k, name in enumerate(array.names()):
             crcs[str(folder / name)] = "" if array.crcs is None else array.crcs[8 * k : 8 * k + 8]
-            if sizes[str(folder / name)] != array.chunk_bytes + 4:
+            if sizes[str(folder / name)] != array.chunk_bytes + CHECKSUM_BYTES:
                 raise StoreError(f"{path / folder / name} has not its full size: the store is damaged; make it again")
     return _Given(path, sizes, crcs)
-
-
-def _checksum(file: BinaryIO, size: int) -> str:
-    """The checksum of a chunk file's values, in eight digits; "" where it is not the one that the file ends with."""
-    crc, left = 0, size - 4
-    while left and (piece := file.read(min(left, _PIECE))):
-        crc, left = google_crc32c.extend(crc, piece), left - len(piece)
-    return f"{crc:08x}" if file.read() == crc.to_bytes(4, "little") else ""
 
 
 def _refuse_damaged(file: Path, named: Path, noted: str) -> None:
     """Raise StoreError where a chunk file does not fit its checksum, or is another one's. noted: as in `_Given`."""
     with open(file, "rb") as opened:
-        crc = _checksum(opened, size_of(file))
+        crc = checksum(opened, size_of(file) - CHECKSUM_BYTES)
     if not crc or noted not in ("", crc):
         raise StoreError(f"{named} fails its checksum: the store is damaged; make it again")
 

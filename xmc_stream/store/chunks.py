@@ -12,20 +12,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import google_crc32c
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.store.comparing import once, run_comparing
-from xmc_stream.store.nodes import ZARR_ERRORS, PlainArray, not_understood, plain_array, unreadable
+from xmc_stream.store.nodes import (
+    CHECKSUM_BYTES,
+    ZARR_ERRORS,
+    PlainArray,
+    checksum,
+    not_understood,
+    plain_array,
+    unreadable,
+)
 from xmc_stream.store.remote import ask_for, is_mirrored, open_file, size_of
 from xmc_stream.system.stop import stop_if_unwanted
 
 if TYPE_CHECKING:  # see nodes: what is plain does without it
     import zarr
 
-_CHECKSUM_BYTES = 4
 _OPEN_FILES = 64  # of one array
 _TAKES_ADVICE = hasattr(os, "posix_fadvise")
 _STAGING = 1 << 18  # bytes that a sweep reads at a time
@@ -108,7 +114,7 @@ class ChunkedArray:
                 self._check_size(k, self.chunk_file(k))
 
     def _check_size(self, k: int, opened: Path | int) -> None:
-        expected = self.chunk_bytes + _CHECKSUM_BYTES
+        expected = self.chunk_bytes + CHECKSUM_BYTES
         with self._reading(k):
             size = size_of(opened)
         if self._places is not None:  # behind the chunks stands the index, which was read
@@ -307,14 +313,14 @@ class ChunkedArray:
             self._cached = (k, values)
         return self._cached[1]
 
-    def stored_crc(self, k: int) -> int:
+    def stored_crc(self, k: int) -> str:
         """The checksum that the file of chunk k ends with. Raises StoreError where it is not the one that was written."""
-        out = np.empty(_CHECKSUM_BYTES, np.uint8)
+        out = np.empty(CHECKSUM_BYTES, np.uint8)
         self._pread(k, self.chunk_bytes, out)
-        return self._written(k, int.from_bytes(out.tobytes(), "little"))
+        return self._written(k, f"{int.from_bytes(out.tobytes(), 'little'):08x}")
 
-    def _written(self, k: int, crc: int) -> int:
-        if self._crcs is not None and f"{crc:08x}" != self._crcs[8 * k : 8 * k + 8]:
+    def _written(self, k: int, crc: str) -> str:
+        if self._crcs is not None and crc != self._crcs[8 * k : 8 * k + 8]:
             raise StoreError(
                 f"{self.chunk_file(k)} is not the file that was written here: the store is damaged; make it again"
             )
@@ -329,20 +335,12 @@ class ChunkedArray:
             self._compare(k)
 
     def _compare(self, k: int) -> None:
-        crc, path = 0, self.chunk_file(k)
+        path = self.chunk_file(k)
         self._check_size(k, path)
-        with self._reading(k), open(open_file(path), "rb") as file:
+        with self._reading(k), open(open_file(path), "rb", buffering=0) as file:
             file.seek(self._begin(k))
-            left = self.chunk_bytes
-            while left:
-                stop_if_unwanted()
-                piece = file.read(min(left, _STAGING))
-                if not piece:
-                    raise StoreError(f"{path} ends early: the store is damaged; make it again")
-                crc = google_crc32c.extend(crc, piece)
-                left -= len(piece)
-            stored = int.from_bytes(file.read(_CHECKSUM_BYTES), "little")
-        if crc != stored:
+            crc = checksum(file, self.chunk_bytes)
+        if not crc:
             raise StoreError(f"{path} fails its checksum: the store is damaged; make it again")
         self._written(k, crc)
 

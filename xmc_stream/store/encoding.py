@@ -26,7 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
 from xmc_stream.store.chunks import NARROW_BOUND, ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.nodes import Group, PlainArray
+from xmc_stream.store.nodes import CHECKSUM_BYTES, Group, PlainArray
 from xmc_stream.store.places import fsync, fsync_folder, replace
 from xmc_stream.store.remote import link_or_copy, local_path, size_of
 from xmc_stream.system.folders import outlives_process
@@ -35,7 +35,6 @@ from xmc_stream.system.stop import copy_name, stop_if_unwanted, work_name
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
 _EVEN = 64 * 2**10  # of which chunks of other sizes are multiples: of every page size in use
-_CHECKSUM_BYTES = 4
 _WRITE = 2**18  # bytes written at a time
 _AT_A_TIME = 8  # files that are made durable beside each other
 
@@ -76,7 +75,7 @@ class ArrayWriter:
         self._filled = 0  # bytes in the last chunk
         self._chunks = 0
         self._crc = 0
-        self._crcs: list[int] = []
+        self._crcs: list[str] = []  # of the chunks, in eight digits each
         self._hash = hashlib.sha256()
         self.linked = self.copied = 0
 
@@ -134,8 +133,8 @@ class ArrayWriter:
 
     def _end_chunk(self) -> None:
         if self._file is not None:
-            self._file.write(self._crc.to_bytes(_CHECKSUM_BYTES, "little"))
-            self._crcs.append(self._crc)
+            self._file.write(self._crc.to_bytes(CHECKSUM_BYTES, "little"))
+            self._crcs.append(f"{self._crc:08x}")
             # the disk begins to write: who publishes waits less
             if self._filled == CHUNK_BYTES and hasattr(os, "posix_fadvise"):
                 self._file.flush()
@@ -153,7 +152,7 @@ class ArrayWriter:
                 self._put(zeros[: chunk - self._filled])
             self._end_chunk()
         itemsize = self.dtype.itemsize
-        crcs = "".join(f"{crc:08x}" for crc in self._crcs)
+        crcs = "".join(self._crcs)
         PlainArray(self._folder, self.dtype, size // itemsize, chunk // itemsize, 0.0, crcs=crcs).write()
         return self._hash.hexdigest()
 

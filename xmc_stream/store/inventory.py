@@ -25,7 +25,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,10 +33,12 @@ from xmc_stream.store.chunks import ChunkedArray, described
 from xmc_stream.store.comparing import Comparing, compare_while_reading
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.nodes import (
+    CHECKSUM_BYTES,
     CRCS,
     ZARR_ERRORS,
     PlainArray,
     attributes_of,
+    checksum,
     crcs_of,
     is_whole,
     not_understood,
@@ -58,7 +59,6 @@ _SEALING = "zarr.sealed.partial"
 _UNDER_WAY = (*(f"{name}.{kind}/" for name in APART for kind in ("partial", "replaced")), _SEALING)
 _LOGS = {"events.jsonl", "ledger.jsonl"}  # what a run that made a model wrote down: no part of what the model is
 LOGS = "logs_sha256"
-_CHECKSUM_BYTES = 4
 _PIECE = 1 << 20
 _MOST_MISSING = 100  # files of an array that are named
 _DENSEST = 1 << 16  # times smaller than its values is an array on disk at most, where others compressed it
@@ -87,7 +87,7 @@ class ArrayFiles:
     @property
     def file_bytes(self) -> int:
         """Bytes of all chunk files."""
-        return self.n_chunks * (self.chunk_bytes + _CHECKSUM_BYTES)
+        return self.n_chunks * (self.chunk_bytes + CHECKSUM_BYTES)
 
     def names(self) -> Iterator[str]:
         """The chunk files, in the order of the values of a 1-D array."""
@@ -96,25 +96,24 @@ class ArrayFiles:
     def check(self) -> tuple[str, list[str]]:
         """Read all of it: the sha256 of the values of a 1-D array, and a line for each chunk file that is damaged."""
         values, damage = hashlib.sha256(), []
-        left = self.n_bytes  # the last chunk is padded
+        left = self.n_bytes
+
+        def hashed(piece: bytes) -> None:
+            nonlocal left
+            values.update(memoryview(piece)[:left])  # the last chunk is padded
+            left -= min(left, len(piece))
+
         for k, name in enumerate(self.names()):
             file = Path(self.folder) / name
             try:
-                size = size_of(file)
-                if size != self.chunk_bytes + _CHECKSUM_BYTES:
-                    damage.append(f"{file} has {size} bytes instead of {self.chunk_bytes + _CHECKSUM_BYTES}")
+                if (size := size_of(file)) != self.chunk_bytes + CHECKSUM_BYTES:
+                    damage.append(f"{file} has {size} bytes instead of {self.chunk_bytes + CHECKSUM_BYTES}")
                     continue
-                crc, unread = 0, self.chunk_bytes
                 with open(open_file(file), "rb", buffering=0) as raw:
-                    while unread and (piece := raw.read(min(unread, _PIECE))):
-                        crc = google_crc32c.extend(crc, piece)
-                        unread -= len(piece)
-                        values.update(memoryview(piece)[:left])
-                        left -= min(left, len(piece))
-                    stored = raw.read(_CHECKSUM_BYTES)
-                if crc.to_bytes(_CHECKSUM_BYTES, "little") != stored:
+                    crc = checksum(raw, self.chunk_bytes, hashed)
+                if not crc:
                     damage.append(f"{file} fails its checksum")
-                elif self.crcs is not None and f"{crc:08x}" != self.crcs[8 * k : 8 * k + 8]:
+                elif self.crcs is not None and crc != self.crcs[8 * k : 8 * k + 8]:
                     damage.append(f"{file} is not the file that was written here")
             except StoreError as error:  # it could not be fetched
                 damage.append(error.in_shell)
@@ -142,7 +141,7 @@ class ArrayFiles:
         for name in self.names():
             file, crc = Path(self.folder) / name, ""
             with suppress(FileNotFoundError), open(open_file(file), "rb") as opened:
-                if opened.seek(0, os.SEEK_END) == self.chunk_bytes + _CHECKSUM_BYTES:
+                if opened.seek(0, os.SEEK_END) == self.chunk_bytes + CHECKSUM_BYTES:
                     opened.seek(self.chunk_bytes)
                     crc = f"{int.from_bytes(opened.read(), 'little'):08x}"
             yield file, crc

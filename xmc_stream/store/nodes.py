@@ -11,11 +11,11 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -23,9 +23,12 @@ import numpy as np
 from xmc_stream.errors import StoreError, XmcStreamError, in_urls
 from xmc_stream.store.remote import open_file
 from xmc_stream.system.files import regular
+from xmc_stream.system.stop import stop_if_unwanted
 
 _NAME = "zarr.json"
 _MOST_BYTES = 1 << 24  # of a zarr.json: what is parsed takes some twenty times as much memory
+_PIECE = 1 << 18  # bytes of a chunk that are read at a time, to be compared with its checksum
+CHECKSUM_BYTES = 4  # behind each chunk, and at the end of a pack
 _MOST_ITEMS = 1 << 60  # of an array, and of a chunk: their bytes are numbers of 64 bits
 CRCS = "chunks_crc32c"  # attribute of an array: the checksum of each chunk file, in eight digits, one after another
 # what zarr raises where a zarr.json is not what it must be
@@ -187,6 +190,20 @@ def crcs_of(path: Path, about: Mapping[str, Any], n_chunks: int) -> str | None:
     return crcs
 
 
+def checksum(file: BinaryIO, n_bytes: int, see: Callable[[bytes], None] | None = None) -> str:
+    """The crc32c of the next bytes of a file, in eight digits; "" where it is not the one that stands behind them.
+
+    see: is given the bytes, piece by piece.
+    """
+    crc, left = 0, n_bytes
+    while left and (piece := file.read(min(left, _PIECE))):
+        stop_if_unwanted()
+        crc, left = google_crc32c.extend(crc, piece), left - len(piece)
+        if see is not None:
+            see(piece)
+    return f"{crc:08x}" if file.read(CHECKSUM_BYTES) == crc.to_bytes(CHECKSUM_BYTES, "little") else ""
+
+
 def attributes_of(path: Path) -> dict[str, Any]:
     """The attributes of the group in a folder. Raises FileNotFoundError or ValueError where there is none, and
 
@@ -254,7 +271,7 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
     return about if whole else None
 
 
-LENGTH_BYTES, CHECKSUM_BYTES = 8, 4  # at the end of a pack: of its index, and its checksum
+LENGTH_BYTES = 8  # at the end of a pack: how long its index is
 _END = LENGTH_BYTES + CHECKSUM_BYTES
 Index = dict[str, dict[str, Any]]  # of a pack (see `packing`): what the zarr.json of each member would say
 

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.store.encoding import Encoding, LineWriter, Shape, index_dtype, naming, remove
-from xmc_stream.store.nodes import CHECKSUM_BYTES, LENGTH_BYTES, Index, read_index
+from xmc_stream.store.nodes import CHECKSUM_BYTES, LENGTH_BYTES, Index, checksum, read_index
 from xmc_stream.store.places import fsync_folder
 from xmc_stream.system.folders import outlives_process
 from xmc_stream.system.stop import stop_if_unwanted, work_name
@@ -171,12 +171,11 @@ def pack_damage(pack: Path) -> str:
     """What is first found to be damaged in a pack, or nothing: its index, or a chunk."""
     try:
         index = read_index(pack)
-        with open(pack, "rb") as file:
+        with open(pack, "rb", buffering=0) as file:
             for about in index.values():
                 for place in about.get("places", ()):
                     file.seek(place)
-                    chunk = file.read(about["chunk"] * np.dtype(about["data_type"]).itemsize)
-                    if google_crc32c.value(chunk) != int.from_bytes(file.read(CHECKSUM_BYTES), "little"):
+                    if not checksum(file, about["chunk"] * np.dtype(about["data_type"]).itemsize):
                         return f"{pack} fails its checksum"
     except StoreError:
         return f"{pack} fails its checksum"
