@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
-from xmc_stream.system import folders
+from xmc_stream.system import files
 
 TEXTS, KINDS = ["red round apple", "green sour apple", "fast red car", "slow old car"] * 5, ["fruit"] * 2 + ["car"] * 2
 
@@ -106,7 +106,7 @@ FITTED = f"""
 clf = xs.PPDSparse(memory_limit="{LIMIT}").fit([[1.0, 0], [0, 1]] * 5, [0, 1] * 5)
 place = clf.model_.path
 """
-EMPTY = "from xmc_stream.system.folders import new_folder; place = new_folder()"
+EMPTY = "from xmc_stream.system.files import new_folder; place = new_folder()"
 ENDLESS = """
 import sys, time, tempfile, xmc_stream as xs
 tempfile.tempdir = sys.argv[1]
@@ -152,7 +152,7 @@ import glob, os, sys, tempfile, numpy as np, xmc_stream as xs
 tempfile.tempdir = sys.argv[1]
 X, y = np.array([[1.0, 0], [0, 1]] * 5), [0, 1] * 5
 clf = xs.PPDSparse(memory_limit="{LIMIT}").fit(X, y)
-from xmc_stream.system.folders import new_folder
+from xmc_stream.system.files import new_folder
 child = os.fork()
 if child == 0:
     del clf
@@ -169,10 +169,10 @@ print(clf.predict(X).tolist() == y)
 
 
 def test_a_folder_of_the_process_that_was_cleaned_up_is_made_again() -> None:
-    first = folders.new_folder()
+    first = files.new_folder()
     shutil.rmtree(first)
     shutil.rmtree(first.parent)
-    with folders.temporary_folder() as folder:
+    with files.temporary_folder() as folder:
         assert folder.is_dir()
         assert folder.parent.stat().st_mode & 0o77 == 0
     assert not folder.exists()
@@ -183,7 +183,7 @@ def test_without_a_shell_folders_go_at_the_end_of_the_process(tmp_path: Path) ->
 import os, sys, tempfile
 tempfile.tempdir = sys.argv[1]
 os.posix_spawn = lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError())
-from xmc_stream.system.folders import new_folder
+from xmc_stream.system.files import new_folder
 assert new_folder().is_dir()
 """
     done = run(code, tmp_path)
@@ -239,8 +239,8 @@ def test_only_what_outlives_the_process_is_made_durable(tmp_path: Path, monkeypa
 
 
 def test_folders_of_the_process_and_others_are_told_apart(tmp_path: Path) -> None:
-    with folders.temporary_folder() as folder:
-        assert not folders.outlives_process(folder)
-        assert not folders.outlives_process(folder / "model" / "units")
-        assert folders.outlives_process(folder.parent.parent / (folder.parent.name + "-more") / "model")
-    assert folders.outlives_process(tmp_path)
+    with files.temporary_folder() as folder:
+        assert not files.outlives_process(folder)
+        assert not files.outlives_process(folder / "model" / "units")
+        assert files.outlives_process(folder.parent.parent / (folder.parent.name + "-more") / "model")
+    assert files.outlives_process(tmp_path)

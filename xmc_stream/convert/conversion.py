@@ -23,8 +23,7 @@ from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import StoredModel
 from xmc_stream.store.new_dataset import check_target
 from xmc_stream.store.remote import as_path
-from xmc_stream.system.files import regular
-from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.files import regular, temporary_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
 
 if TYPE_CHECKING:

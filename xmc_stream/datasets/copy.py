@@ -38,7 +38,7 @@ from xmc_stream.store.remote import (
     persistent,
     size_of,
 )
-from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.files import temporary_folder
 from xmc_stream.system.memory import peak_resident
 from xmc_stream.system.progress import current, working
 from xmc_stream.system.stop import stop_if_unwanted

@@ -26,7 +26,7 @@ from xmc_stream.models import Execution, Model, advising, as_model
 from xmc_stream.models.samples import texts_of
 from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.places import target_path
-from xmc_stream.system.folders import kept_folder, temporary_folder
+from xmc_stream.system.files import kept_folder, temporary_folder
 from xmc_stream.training.calibrated import train_calibrated
 from xmc_stream.training.plan import plan_training
 from xmc_stream.training.train import train

@@ -21,7 +21,7 @@ from xmc_stream.store.matrix import stream
 from xmc_stream.store.model import FRACTION
 from xmc_stream.store.predictions import Predictions, finish_predictions
 from xmc_stream.store.remote import local_path
-from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.files import temporary_folder
 from xmc_stream.system.progress import working
 
 CALIBRATING = "calibrating"

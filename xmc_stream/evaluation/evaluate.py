@@ -31,7 +31,7 @@ from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import is_model
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, finish_predictions
 from xmc_stream.store.remote import as_path
-from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.files import temporary_folder
 from xmc_stream.system.memory import MemoryLimit, grown, least_limit, resident
 from xmc_stream.system.progress import current, working
 

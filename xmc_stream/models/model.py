@@ -25,7 +25,7 @@ from xmc_stream.store.model import DECISION, KIND, StoredModel, is_model
 from xmc_stream.store.nodes import attributes_of, from_here, understood
 from xmc_stream.store.places import target_path
 from xmc_stream.store.remote import copy_file
-from xmc_stream.system.folders import kept_folder, removed_with
+from xmc_stream.system.files import kept_folder, removed_with
 
 if TYPE_CHECKING:
     import scipy.sparse

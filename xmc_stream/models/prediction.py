@@ -22,7 +22,7 @@ from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.names import ROW_IDS, copy_folders
 from xmc_stream.store.places import put_back, refuse_foreign_names, target_path
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
-from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.files import temporary_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
 from xmc_stream.system.progress import working
 

@@ -16,7 +16,7 @@ from xmc_stream.models.execution import Execution
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.names import SELECTED
 from xmc_stream.store.remote import as_path
-from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.files import temporary_folder
 from xmc_stream.system.memory import FEW_BYTES, MemoryLimit
 from xmc_stream.system.progress import current
 

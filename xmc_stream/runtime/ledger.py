@@ -25,8 +25,7 @@ from xmc_stream import flags
 from xmc_stream.errors import ResumeError, StoreError
 from xmc_stream.kernels.cache import processor_type, versions
 from xmc_stream.store.places import hold, refuse_foreign, try_lock
-from xmc_stream.system.files import regular
-from xmc_stream.system.folders import outlives_process
+from xmc_stream.system.files import outlives_process, regular
 from xmc_stream.version import __version__
 
 Receipt = dict[str, Any]

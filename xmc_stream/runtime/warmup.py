@@ -22,7 +22,7 @@ from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model
 from xmc_stream.store.new_dataset import new_dataset
-from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.files import temporary_folder
 from xmc_stream.system.progress import LOG, current, duration
 
 _loaded: set[str] = set()  # what this process has loaded

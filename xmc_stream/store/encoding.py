@@ -29,7 +29,7 @@ from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import CHECKSUM_BYTES, Group, PlainArray
 from xmc_stream.store.places import fsync, fsync_folder, replace
 from xmc_stream.store.remote import link_or_copy, local_path, size_of
-from xmc_stream.system.folders import outlives_process
+from xmc_stream.system.files import outlives_process
 from xmc_stream.system.stop import copy_name, stop_if_unwanted, work_name
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model

@@ -26,7 +26,7 @@ from xmc_stream.errors import StoreError
 from xmc_stream.store.encoding import Encoding, LineWriter, Shape, index_dtype, naming, remove
 from xmc_stream.store.nodes import CHECKSUM_BYTES, LENGTH_BYTES, Index, checksum, read_index
 from xmc_stream.store.places import fsync_folder
-from xmc_stream.system.folders import outlives_process
+from xmc_stream.system.files import outlives_process
 from xmc_stream.system.stop import stop_if_unwanted, work_name
 
 CHUNK_BYTES = 2**18  # held of each array

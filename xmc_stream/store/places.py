@@ -18,7 +18,7 @@ from pathlib import Path
 
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.store.remote import local_path
-from xmc_stream.system.folders import outlives_process
+from xmc_stream.system.files import outlives_process
 
 LOCK = "ledger"  # the file that marks a work folder
 LEDGER = "ledger.jsonl"  # that of a training or tuning

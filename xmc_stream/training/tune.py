@@ -31,8 +31,7 @@ from xmc_stream.store.places import (
     remove_left,
     target_paths,
 )
-from xmc_stream.system.files import regular
-from xmc_stream.system.folders import temporary_folder
+from xmc_stream.system.files import regular, temporary_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
 from xmc_stream.system.progress import LOG, working
 from xmc_stream.training.plan import least_of_trainings
