@@ -23,7 +23,7 @@ from xmc_stream.cli.options import TARGET
 from xmc_stream.errors import InputError, ResumeError, StoreError
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import STORE, make
-from xmc_stream.store import encoding, places
+from xmc_stream.store import places
 from xmc_stream.store.places import LEDGER, LOCK, claimed, put_back, replace, work_folder
 
 # of each command that writes: what stands before its targets, and behind them
@@ -409,8 +409,8 @@ def test_a_copy_that_ended_as_it_was_made_durable_goes_on(place: Path, monkeypat
 
 def test_replacing_makes_the_new_store_durable_before_its_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    real = encoding.replace
-    monkeypatch.setattr(encoding, "replace", lambda work, path: (order.append("name"), real(work, path)))
+    real = places.replace
+    monkeypatch.setattr(places, "replace", lambda work, path: (order.append("name"), real(work, path)))
     monkeypatch.setattr("xmc_stream.runtime.making.fsync_tree", lambda *_: order.append("durable"))
     xs.export("d.xmc", "new.npz")
     assert order == ["durable", "durable", "name", "name"]

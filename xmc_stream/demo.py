@@ -257,8 +257,7 @@ def write_text_set(samples: Sequence[Sample], folder: Path) -> dict[str, Any]:
 
 def prepare_folder(folder: Path) -> None:
     """Make the folder, or remove what an earlier demo left in it. Raises InputError where it holds something else."""
-    from xmc_stream.store.encoding import remove_tree
-    from xmc_stream.store.places import refuse_inside_store
+    from xmc_stream.store.places import refuse_inside_store, remove_tree
 
     refuse_inside_store(folder.absolute())
     readme = folder / "README.txt"

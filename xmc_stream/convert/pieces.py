@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.encoding import new_folder
-from xmc_stream.store.places import make_folder
+from xmc_stream.store.places import make_folder, new_folder
 from xmc_stream.system.stop import stop_if_unwanted
 
 WINDOW = 2**19  # items read at a time

@@ -16,9 +16,9 @@ from xmc_stream.convert.matrices.sides import Side, block_bytes, fitted
 from xmc_stream.convert.matrices.whole import in_memory
 from xmc_stream.convert.plan import plan_writing
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import writing
 from xmc_stream.store.names import new_names
 from xmc_stream.store.new_dataset import load_kernels, new_dataset
+from xmc_stream.store.places import writing
 from xmc_stream.system.memory import MemoryLimit
 
 

@@ -23,10 +23,9 @@ from xmc_stream.errors import InputError, StoreError, in_urls
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.runtime.making import COMMAND, STORE, make
-from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import APART, files_of_store, refuse_broken_seal, take_inventory
 from xmc_stream.store.nodes import CHECKSUM_BYTES, attributes_of, checksum
-from xmc_stream.store.places import LOCK, put_back, remove_left, target_path, work_folder
+from xmc_stream.store.places import LOCK, put_back, remove_left, target_path, work_folder, writing
 from xmc_stream.store.remote import (
     COPYING,
     as_path,

@@ -21,7 +21,6 @@ from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.making import COMMAND, STORE, make
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import SIZES, Dataset, as_dataset, open_dataset
-from xmc_stream.store.encoding import remove
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.names import (
@@ -35,7 +34,7 @@ from xmc_stream.store.names import (
     new_names,
 )
 from xmc_stream.store.new_dataset import DatasetWriter, check_target, load_kernels, new_dataset
-from xmc_stream.store.places import LOCK, remove_left, target_paths, work_folder
+from xmc_stream.store.places import LOCK, remove, remove_left, target_paths, work_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
 from xmc_stream.system.progress import current, working
 

@@ -30,7 +30,7 @@ from xmc_stream.lowrank.solver import solve_gram
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
-from xmc_stream.store.encoding import remove
+from xmc_stream.store.places import remove
 from xmc_stream.system.blas import one_blas_thread
 
 _NOTHING = 1e-12  # of the largest eigenvalue: what rounding leaves of one that is 0

@@ -26,7 +26,7 @@ from xmc_stream.lowrank.w_step import WStep, WStepJob
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.metrics import average_auc
 from xmc_stream.runtime.job import Loop, Phase, Receipt
-from xmc_stream.store.encoding import remove
+from xmc_stream.store.places import remove
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.blas import one_blas_thread
 

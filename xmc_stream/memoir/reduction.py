@@ -33,8 +33,7 @@ from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan
-from xmc_stream.store.encoding import remove
-from xmc_stream.store.places import make_folder
+from xmc_stream.store.places import make_folder, remove
 from xmc_stream.system.blas import one_blas_thread
 
 ITERATIONS = 3  # passes of the method

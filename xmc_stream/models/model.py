@@ -19,11 +19,10 @@ from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.kind import Kind
 from xmc_stream.runtime.ledger import unfinished_run
-from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.model import DECISION, KIND, StoredModel, is_model
 from xmc_stream.store.nodes import attributes_of, from_here, understood
-from xmc_stream.store.places import target_path
+from xmc_stream.store.places import target_path, writing
 from xmc_stream.store.remote import copy_file
 from xmc_stream.system.files import kept_folder, removed_with
 

@@ -27,7 +27,7 @@ from xmc_stream.pdsparse.solver import Stepper, Stretch, TablesFullError, pass_k
 from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment, read_tables, write_tables
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import Portion
-from xmc_stream.store.encoding import remove
+from xmc_stream.store.places import remove
 from xmc_stream.system.memory import format_size
 
 _MORE = 1.5  # than the first rows of a pass or two say: labels that later searches bring in

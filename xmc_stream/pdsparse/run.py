@@ -24,8 +24,8 @@ from xmc_stream.pdsparse.solver import more_labels, n_groups
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import DECISION
+from xmc_stream.store.places import remove
 
 _HELD_OUT_PASSES = 2  # over the rows that were held out, before those over all
 _REFIT_VISITS = 25_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop

@@ -36,9 +36,8 @@ from xmc_stream.ppdsparse.start import weights_of_terms
 from xmc_stream.runtime.job import Job, Ledger, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import UNIT
-from xmc_stream.store.places import make_folder
+from xmc_stream.store.places import make_folder, remove
 
 _ALL_ROUNDS, _WRITING = 0.85, 0.97  # of a run: where rounds of every class end, and where the model is written
 BROUGHT = ("fresh", "used")  # in receipts of solves: see `SolveJob`; of approximate searches alone

@@ -19,15 +19,17 @@ from xmc_stream.errors import NO_ROOM, InputError, JobError, ResumeError, StoreE
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.ledger import IDENTITY, Ledger, read_ledger
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import fsync_tree, publish, remove_tree
 from xmc_stream.store.places import (
     LOCK,
     empty,
+    fsync_tree,
     is_ours,
+    publish,
     put_back,
     refuse_foreign_names,
     remove_held,
     remove_left,
+    remove_tree,
     work_folder,
 )
 

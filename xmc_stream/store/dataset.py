@@ -16,12 +16,12 @@ from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.chunks import open_array, read_small
-from xmc_stream.store.encoding import Encoding, MatrixWriter, naming, new_store, publish
+from xmc_stream.store.encoding import Encoding, MatrixWriter, new_store
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import NamedStore, Names, open_row_ids
 from xmc_stream.store.nodes import Group, from_here, understood, whole_of
-from xmc_stream.store.places import claimed
+from xmc_stream.store.places import claimed, naming, publish
 from xmc_stream.store.remote import as_path, is_mirrored
 from xmc_stream.store.transpose import transpose
 

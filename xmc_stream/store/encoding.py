@@ -8,13 +8,11 @@ A sparse matrix is a group in anndata's encoding 0.1.0.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -23,20 +21,18 @@ import google_crc32c
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
+from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import NARROW_BOUND, ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import CHECKSUM_BYTES, Group, PlainArray
-from xmc_stream.store.places import fsync, fsync_folder, replace
+from xmc_stream.store.places import new_folder
 from xmc_stream.store.remote import link_or_copy, local_path, size_of
-from xmc_stream.system.files import outlives_process
-from xmc_stream.system.stop import copy_name, stop_if_unwanted, work_name
+from xmc_stream.system.stop import stop_if_unwanted
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
 _EVEN = 64 * 2**10  # of which chunks of other sizes are multiples: of every page size in use
 _WRITE = 2**18  # bytes written at a time
-_AT_A_TIME = 8  # files that are made durable beside each other
 
 Attributes = Mapping[str, Any]
 Encoding = Literal["csr_matrix", "csc_matrix"]
@@ -301,131 +297,12 @@ def folder_bytes(path: Path) -> int:
     return sum(size_of(file) for file in path.rglob("*") if not file.is_dir())
 
 
-def fsync_tree(path: Path, apart: Collection[str] = ()) -> None:
-    """Make a file, or every file and folder under `path`, durable, but those in its folders `apart`.
-
-    Some at a time: the file system then writes its journal once for many of them, where one by one it does for each.
-    """
-    if not outlives_process(path):
-        return
-    names = [str(path)] if path.is_file() else []
-    for folder, folders, files in os.walk(path):
-        if folder == str(path):
-            folders[:] = [name for name in folders if name not in apart]
-        names += (os.path.join(folder, name) for name in [*files, "."])
-    n = min(_AT_A_TIME, len(names) // 4 + 1)
-    with ThreadPoolExecutor(n) as pool:
-        for _ in pool.map(lambda some: list(map(fsync, some)), (names[first::n] for first in range(n))):
-            pass
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a folder or file, if it is there; of a link to a folder the link alone."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def publish(
-    work: Path, path: Path, apart: Collection[str] = (), before: int | None = None, durable: bool = True
-) -> None:
-    """Give a finished work folder its name; what had the name is removed.
-
-    apart: folders in it whose stores are durable. before: `number_of` the path when the work began, where that is one of
-    several copies of a job: what has the name since then is of another copy, and stays. durable: all of it is durable before
-    and after; else the caller waits for the disk.
-    """
-    stop_if_unwanted()
-    if durable:
-        fsync_tree(work, apart)
-    if before is not None and number_of(path) not in (0, before):
-        shutil.rmtree(work)
-    elif before != 0:
-        replace(work, path)
-    else:
-        try:
-            work.rename(path)
-        except OSError as error:  # the other copy came between
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            shutil.rmtree(work)
-    if durable:
-        fsync_folder(path.parent)
-
-
-def number_of(path: Path) -> int:
-    """The file system's number of what has a name, 0 where nothing has."""
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return 0
-
-
-def remove(path: Path) -> None:
-    """Remove a folder, if it is there, under another name: a process killed at it leaves no half of it under its own."""
-    old = path.with_name(path.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    with suppress(FileNotFoundError):
-        path.rename(old)
-    remove_tree(old)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers left in a folder."""
-    for work in folder.glob("*.partial"):
-        remove_tree(work)
-
-
-@contextmanager
-def new_folder(path: Path, work: Path | None = None, durable: bool = True) -> Iterator[Path]:
-    """The work name of a folder that is to be made in the block, renamed to `path` when that ends well, else removed.
-
-    work: elsewhere, on the same disk, than beside `path`. durable: as of `publish`; else the caller waits for the disk.
-    A killed process leaves `NAME.partial`, which no reader opens and the next writer of that name removes; a killed worker
-    `NAME.COPY.partial`, see `remove_unfinished`.
-    """
-    work, before = work or work_name(path), number_of(path) if copy_name() else None
-    if work.exists():
-        shutil.rmtree(work)
-    try:
-        with naming(path):
-            yield work
-            publish(work, path, before=before, durable=durable)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-
-
 @contextmanager
 def new_store(path: Path, attributes: Attributes, work: Path | None = None) -> Iterator[Group]:
     """A new group, a `new_folder`."""
     local_path(path)  # no URL
     with new_folder(path, work) as folder:
         yield Group(folder, attributes)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Errors of the system in the block that name no file name `path`: writing to a full disk tells none."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise
-
-
-@contextmanager
-def writing(path: Path, again: str) -> Iterator[None]:
-    """Errors of the system in the block become a StoreError that names the file, or `path`, and what to do."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, XmcStreamError):
-            raise
-        advice = "make room there" if error.errno in NO_ROOM else "mend that"
-        raise StoreError(f"{error.filename or path}: {error.strerror or error}: {advice} and {again}") from error
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import NARROW_BOUND, read_small
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import ArrayWriter, fsync_tree, publish, remove_unfinished
+from xmc_stream.store.encoding import ArrayWriter
 from xmc_stream.store.inventory import LOGS, change_sealed, is_of_format, log_hashes, seal
 from xmc_stream.store.names import SELECTED, NamedStore
 from xmc_stream.store.nodes import Group, attributes_of, whole_of
-from xmc_stream.store.places import make_folder
+from xmc_stream.store.places import fsync_tree, make_folder, publish, remove_unfinished
 from xmc_stream.store.remote import as_path
 
 FORMAT = "xmc_stream model"

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import ChunkedArray, are_apart, compare_arrays, open_array, read_small
-from xmc_stream.store.encoding import ArrayWriter, fsync_tree, new_store
+from xmc_stream.store.encoding import ArrayWriter, new_store
 from xmc_stream.store.inventory import StoredArrays
 from xmc_stream.store.nodes import Group, attributes_of, is_whole, understood
+from xmc_stream.store.places import fsync_tree
 from xmc_stream.store.remote import copy_file
 
 CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array

@@ -14,10 +14,11 @@ from xmc_stream import flags
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, new_folder, new_store
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, new_store
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group
+from xmc_stream.store.places import new_folder
 from xmc_stream.store.remote import local_path
 from xmc_stream.store.transpose import transpose
 from xmc_stream.system.stop import work_name

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.encoding import Encoding, LineWriter, Shape, index_dtype, naming, remove
+from xmc_stream.store.encoding import Encoding, LineWriter, Shape, index_dtype
 from xmc_stream.store.nodes import CHECKSUM_BYTES, LENGTH_BYTES, Index, checksum, read_index
-from xmc_stream.store.places import fsync_folder
+from xmc_stream.store.places import fsync_folder, naming, remove
 from xmc_stream.system.files import outlives_process
 from xmc_stream.system.stop import stop_if_unwanted, work_name
 

@@ -1,4 +1,4 @@
-"""Where a command may write: names that are free, work folders that are ours, and what is replaced.
+"""Where a command may write, and how what is whole gets its name: names that are free, work folders, what is replaced.
 
 What becomes NAME is made in the folder NAME.partial, which a ledger or lock file in it marks as ours. One process at a time
 holds that file. What stood at NAME is in NAME.replaced, marked likewise, until the new one has the name. Whatever lies under
@@ -7,18 +7,21 @@ these names without such a mark is somebody else's: it is refused, never touched
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from xmc_stream.errors import InputError, ResumeError
+from xmc_stream.errors import NO_ROOM, InputError, ResumeError, StoreError, XmcStreamError
 from xmc_stream.store.remote import local_path
 from xmc_stream.system.files import outlives_process
+from xmc_stream.system.stop import copy_name, stop_if_unwanted, work_name
 
 LOCK = "ledger"  # the file that marks a work folder
 LEDGER = "ledger.jsonl"  # that of a training or tuning
@@ -26,6 +29,7 @@ _MARKS = (LOCK, LEDGER)
 _BEGINS = b'{"key":"identity"'  # how a ledger begins; of one that has just been made, a part or nothing is there
 _STORE = "store"
 _DESCRIPTION = "zarr.json"
+_AT_A_TIME = 8  # files that are made durable beside each other
 
 
 def target_path(path: str | Path) -> Path:
@@ -84,6 +88,24 @@ def fsync(path: str | Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def fsync_tree(path: Path, apart: Collection[str] = ()) -> None:
+    """Make a file, or every file and folder under `path`, durable, but those in its folders `apart`.
+
+    Some at a time: the file system then writes its journal once for many of them, where one by one it does for each.
+    """
+    if not outlives_process(path):
+        return
+    names = [str(path)] if path.is_file() else []
+    for folder, folders, files in os.walk(path):
+        if folder == str(path):
+            folders[:] = [name for name in folders if name not in apart]
+        names += (os.path.join(folder, name) for name in [*files, "."])
+    n = min(_AT_A_TIME, len(names) // 4 + 1)
+    with ThreadPoolExecutor(n) as pool:
+        for _ in pool.map(lambda some: list(map(fsync, some)), (names[first::n] for first in range(n))):
+            pass
 
 
 def work_folder(path: Path) -> Path:
@@ -185,16 +207,20 @@ def claimed(path: Path) -> Iterator[Path]:
         os.close(fd)
 
 
+def remove_tree(path: Path) -> None:
+    """Remove a folder or file, if it is there; of a link to a folder the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def empty(folder: Path, *but: Path) -> None:
     """Remove what is in a folder; what cannot be removed, as a job that was interrupted writes there still, stays."""
     for path in folder.iterdir():
-        if path in but:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
+        if path not in but:
             with suppress(OSError):
-                path.unlink()
+                remove_tree(path)
 
 
 def remove_held(file: Path) -> None:
@@ -273,3 +299,96 @@ def _end(aside: Path, path: Path) -> None:
 
 def _aside(path: Path) -> Path:
     return path.with_name(path.name + ".replaced")
+
+
+def publish(
+    work: Path, path: Path, apart: Collection[str] = (), before: int | None = None, durable: bool = True
+) -> None:
+    """Give a finished work folder its name; what had the name is removed.
+
+    apart: folders in it whose stores are durable. before: `number_of` the path when the work began, where that is one of
+    several copies of a job: what has the name since then is of another copy, and stays. durable: all of it is durable before
+    and after; else the caller waits for the disk.
+    """
+    stop_if_unwanted()
+    if durable:
+        fsync_tree(work, apart)
+    if before is not None and number_of(path) not in (0, before):
+        shutil.rmtree(work)
+    elif before != 0:
+        replace(work, path)
+    else:
+        try:
+            work.rename(path)
+        except OSError as error:  # the other copy came between
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(work)
+    if durable:
+        fsync_folder(path.parent)
+
+
+def number_of(path: Path) -> int:
+    """The file system's number of what has a name, 0 where nothing has."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, if it is there, under another name: a process killed at it leaves no half of it under its own."""
+    old = path.with_name(path.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        path.rename(old)
+    remove_tree(old)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed writers left in a folder."""
+    for work in folder.glob("*.partial"):
+        remove_tree(work)
+
+
+@contextmanager
+def new_folder(path: Path, work: Path | None = None, durable: bool = True) -> Iterator[Path]:
+    """The work name of a folder that is to be made in the block, renamed to `path` when that ends well, else removed.
+
+    work: elsewhere, on the same disk, than beside `path`. durable: as of `publish`; else the caller waits for the disk.
+    A killed process leaves `NAME.partial`, which no reader opens and the next writer of that name removes; a killed worker
+    `NAME.COPY.partial`, see `remove_unfinished`.
+    """
+    work, before = work or work_name(path), number_of(path) if copy_name() else None
+    if work.exists():
+        shutil.rmtree(work)
+    try:
+        with naming(path):
+            yield work
+            publish(work, path, before=before, durable=durable)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system in the block that name no file name `path`: writing to a full disk tells none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def writing(path: Path, again: str) -> Iterator[None]:
+    """Errors of the system in the block become a StoreError that names the file, or `path`, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, XmcStreamError):
+            raise
+        advice = "make room there" if error.errno in NO_ROOM else "mend that"
+        raise StoreError(f"{error.filename or path}: {error.strerror or error}: {advice} and {again}") from error

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.store.encoding import index_dtype, naming, publish
+from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.inventory import StoredArrays, array_files, is_of_format, seal
 from xmc_stream.store.names import Names, open_row_ids
 from xmc_stream.store.nodes import ZARR_ERRORS, Group, not_understood
+from xmc_stream.store.places import naming, publish
 from xmc_stream.store.remote import is_mirrored
 from xmc_stream.system.stop import stop_if_unwanted
 

@@ -25,7 +25,7 @@ from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt
 from xmc_stream.runtime.ledger import Ledger, check_identity
 from xmc_stream.runtime.making import remove_unbegun
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan, least_named
-from xmc_stream.store.encoding import folder_bytes, remove, remove_tree, writing
+from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.model import (
     CALIBRATION,
     DECISION,
@@ -42,10 +42,13 @@ from xmc_stream.store.places import (
     LEDGER,
     put_back,
     refuse_foreign_names,
+    remove,
     remove_held,
+    remove_tree,
     remove_work,
     target_path,
     work_folder,
+    writing,
 )
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.system.memory import peak_resident

@@ -20,8 +20,7 @@ from xmc_stream.models import Execution, load_model, planned
 from xmc_stream.models.execution import Part, shared
 from xmc_stream.runtime.ledger import Ledger, environment
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import remove, writing
-from xmc_stream.store.places import LEDGER, remove_work
+from xmc_stream.store.places import LEDGER, remove, remove_work, writing
 from xmc_stream.system.progress import LOG, current
 from xmc_stream.system.stop import wanted_while
 from xmc_stream.training.train import train

@@ -22,7 +22,6 @@ from xmc_stream.methods.parameters import Parameters, spelled
 from xmc_stream.models import Execution, load_model
 from xmc_stream.runtime.ledger import check_identity
 from xmc_stream.store.dataset import Dataset, as_dataset
-from xmc_stream.store.encoding import writing
 from xmc_stream.store.places import (
     LEDGER,
     put_back,
@@ -30,6 +29,7 @@ from xmc_stream.store.places import (
     refuse_unwritable,
     remove_left,
     target_paths,
+    writing,
 )
 from xmc_stream.system.files import regular, temporary_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
