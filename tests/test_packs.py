@@ -15,19 +15,18 @@ from hypothesis import strategies as st
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels import csr
 from xmc_stream.ppdsparse.state import UnitState, new_unit_state
-from xmc_stream.store import packing
+from xmc_stream.store import encoding
 from xmc_stream.store.chunks import open_array, read_small
-from xmc_stream.store.encoding import new_matrix
+from xmc_stream.store.encoding import PackedMatrixWriter, new_matrix, new_pack, pack_damage
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import plain_array
-from xmc_stream.store.packing import PackedMatrixWriter, new_pack, pack_damage
 
 CHUNK = 64  # bytes, so that few values are several chunks
 
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(encoding, "PACK_CHUNK_BYTES", CHUNK)
 
 
 @settings(max_examples=60)
@@ -37,7 +36,7 @@ def test_arrays_that_grow_beside_each_other_come_back(tmp_path_factory: Any, dat
     kinds = ("int32", "int64", "float32", "float64")
     written: dict[str, list[Any]] = {kind: [] for kind in kinds}
     with new_pack(path) as pack:
-        writers = {kind: packing.PackedArrayWriter(pack, f"in/{kind}", kind) for kind in kinds}
+        writers = {kind: encoding.PackedArrayWriter(pack, f"in/{kind}", kind) for kind in kinds}
         for kind, n in data.draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 50)), max_size=12)):
             values = np.arange(len(written[kind]), len(written[kind]) + n).astype(kind)
             writers[kind].append(values)
@@ -59,7 +58,7 @@ def test_a_pack_that_is_written_again_is_read_anew(tmp_path: Path) -> None:
     """Also where it is as large as the one before, and may have its number."""
     for name, before in (("a", "none"), ("b", "a"), ("c", "b")):
         with new_pack(tmp_path / "p") as pack:
-            writer = packing.PackedArrayWriter(pack, name, "int64")
+            writer = encoding.PackedArrayWriter(pack, name, "int64")
             writer.append(np.array([ord(name)]))
             writer.close()
         assert open_array(tmp_path / "p" / name).read(0, 1).tolist() == [ord(name)]

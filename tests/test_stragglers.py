@@ -23,8 +23,7 @@ from xmc_stream.runtime import cluster as of_cluster
 from xmc_stream.runtime.engine import limit_of
 from xmc_stream.runtime.events import read_events
 from xmc_stream.store.chunks import open_array
-from xmc_stream.store.encoding import ArrayWriter, new_store
-from xmc_stream.store.packing import new_pack
+from xmc_stream.store.encoding import ArrayWriter, new_pack, new_store
 from xmc_stream.system.stop import wanted_while
 
 SLOW: dict[str, Any] = {"loss": "hinge", "C": 1e3, "tol": 1e-5, "max_rounds": 2, "last_epochs": 300}

@@ -17,11 +17,10 @@ from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset, write_observed
-from xmc_stream.store.encoding import ArrayWriter, index_dtype
+from xmc_stream.store.encoding import ArrayWriter, index_dtype, new_pack
 from xmc_stream.store.matrix import Block
 from xmc_stream.store.names import WINDOW, NamedIds, Names, new_names
 from xmc_stream.store.new_dataset import new_array, work_of
-from xmc_stream.store.packing import new_pack
 from xmc_stream.store.places import new_folder
 
 BLOCK = 2**22  # bytes of labels that are renumbered at a time

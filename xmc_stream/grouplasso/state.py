@@ -15,7 +15,7 @@ from xmc_stream import flags
 from xmc_stream.errors import StoreError
 from xmc_stream.grouplasso.arrays import Matrix
 from xmc_stream.store.chunks import open_array, read_small
-from xmc_stream.store.packing import PackedArrayWriter, new_pack
+from xmc_stream.store.encoding import PackedArrayWriter, new_pack
 
 ROW_BYTES = 1 << 20  # of W written or read at a time
 ACTIVE, LISTED = np.uint8(1), np.uint8(2)  # bits of a feature's flags: see `Progress`

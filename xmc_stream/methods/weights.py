@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.packing import PackedArrayWriter, new_pack
+from xmc_stream.store.encoding import PackedArrayWriter, new_pack
 from xmc_stream.system.files import regular
 
 SAMPLES, LABELS = "samples", "labels"

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.ppdsparse.kernels.active import append_lines
 from xmc_stream.store.chunks import are_apart, clip_ranges, open_array, read_small, small_array
-from xmc_stream.store.encoding import index_dtype
+from xmc_stream.store.encoding import PackedMatrixWriter, PackWriter, index_dtype, new_pack
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.nodes import plain_array
-from xmc_stream.store.packing import PackedMatrixWriter, PackWriter, new_pack
 
 _LINES = 1 << 15  # gathered at a time
 _WINDOW = 1 << 17  # entries of one class read at a time

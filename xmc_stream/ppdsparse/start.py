@@ -44,11 +44,11 @@ from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import new_pack
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import LABEL_COUNTS
 from xmc_stream.store.names import WINDOW, NamedIds, first_difference
 from xmc_stream.store.nodes import understood
-from xmc_stream.store.packing import new_pack
 from xmc_stream.system.progress import LOG
 
 

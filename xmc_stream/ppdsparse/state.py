@@ -16,8 +16,8 @@ from xmc_stream.linear.kernels.penalty import ONCE
 from xmc_stream.ppdsparse.candidates import CandidateRows, holding
 from xmc_stream.ppdsparse.parameters import DOUBLINGS, FAR, PATIENCE, ROUNDING, PPDSparseParameters
 from xmc_stream.store.chunks import read_small
+from xmc_stream.store.encoding import PackedMatrixWriter, PackWriter, new_pack
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.packing import PackedMatrixWriter, PackWriter, new_pack
 
 # columns of a state's statistics, one row a class; ROOM: how many rows the next search may bring; MARK: a gap of before;
 # FRESH: 1 for a class that began from nothing beside those of a warm start

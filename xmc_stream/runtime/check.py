@@ -13,10 +13,10 @@ from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.chunks import ChunkedArray, open_array, plain_arrays
 from xmc_stream.store.comparing import Comparing, compare_while_reading
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import pack_damage
 from xmc_stream.store.inventory import APART, refuse_broken_seal, seal_damage, take_inventory
 from xmc_stream.store.model import LABEL_COUNTS, StoredModel
 from xmc_stream.store.names import SELECTED
-from xmc_stream.store.packing import pack_damage
 
 CHECKED_BYTES = 2**28  # by a job
 

@@ -273,7 +273,7 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
 
 LENGTH_BYTES = 8  # at the end of a pack: how long its index is
 _END = LENGTH_BYTES + CHECKSUM_BYTES
-Index = dict[str, dict[str, Any]]  # of a pack (see `packing`): what the zarr.json of each member would say
+Index = dict[str, dict[str, Any]]  # of a pack (see `encoding`): what the zarr.json of each member would say
 
 
 def _member(path: Path) -> tuple[Path, dict[str, Any]] | None:
