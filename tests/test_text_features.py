@@ -19,7 +19,8 @@ from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.source import Settled
 from xmc_stream.convert.tfidf import records, vocabulary
 from xmc_stream.errors import InputError
-from xmc_stream.store.names import VOCABULARY, Names, copy_folders, open_vectorizer
+from xmc_stream.store.names import VOCABULARY, Names, open_vectorizer
+from xmc_stream.store.places import copy_folders
 
 DOCUMENTS = text_files.documents(400)
 TEXTS = [f"{d['title']}\n{d['content']}" for d in DOCUMENTS]

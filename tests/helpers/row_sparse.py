@@ -12,7 +12,8 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.grouplasso.rows import ROWS, write_rows
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
-from xmc_stream.store.names import SELECTED, VOCABULARY, copy_folders
+from xmc_stream.store.names import SELECTED, VOCABULARY
+from xmc_stream.store.places import copy_folders
 
 
 def finished(path: Path, dataset: xs.Dataset, blocks: Iterable[tuple[Any, Any]]) -> xs.Model:

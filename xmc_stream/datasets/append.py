@@ -43,14 +43,13 @@ from xmc_stream.store.names import (
     SELECTED,
     WRITER_BYTES,
     NamedIds,
-    copy_folders,
     first_difference,
     open_vectorizer,
     selected_of,
 )
 from xmc_stream.store.new_dataset import check_target, load_kernels
 from xmc_stream.store.nodes import attributes_of, understood
-from xmc_stream.store.places import target_path
+from xmc_stream.store.places import copy_folders, target_path
 from xmc_stream.store.remote import link_or_copy
 from xmc_stream.system.memory import available_threads, peak_resident
 from xmc_stream.system.progress import working

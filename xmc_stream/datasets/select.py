@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.ledger import Ledger, Receipt
 from xmc_stream.runtime.making import COMMAND, STORE, make
 from xmc_stream.runtime.plan import MIB
-from xmc_stream.store.chunks import compare_arrays
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, as_dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype
 from xmc_stream.store.inventory import SEAL, seal
@@ -30,7 +28,6 @@ from xmc_stream.store.names import (
     ROW_IDS,
     SELECTED,
     WINDOW,
-    copy_folders,
     n_converted,
     read_selection,
     select_names,
@@ -38,13 +35,14 @@ from xmc_stream.store.names import (
 )
 from xmc_stream.store.new_dataset import check_target, load_kernels
 from xmc_stream.store.nodes import Group
-from xmc_stream.store.places import target_path
+from xmc_stream.store.places import copy_folders, target_path
 from xmc_stream.store.remote import link_or_copy
 from xmc_stream.system.memory import MemoryLimit
 from xmc_stream.system.progress import current, working
 
 _BLOCKS = 16  # one in so many bytes is for X in a block of rows
 _WRITERS = 8 * MIB  # buffers of the files that are being written
+_SHARED = ("Y", "observed", "statistics/label_counts", ROW_IDS)  # by hard links where there can be some
 _OWN = ("format", "version", "n_features", "nnz_features", SEAL, SELECTED, "conversion")  # attributes not handed on
 
 
@@ -137,12 +135,7 @@ def select_features(
     def write(work: Path, ledger: Ledger) -> Receipt:
         group = Group(work / STORE, {})
         nnz = _write_features(dataset, columns, group, budget)
-        for name in ("Y", "observed", "statistics/label_counts"):  # by hard links where there can be some
-            if (dataset.path / name).exists():
-                if check:
-                    compare_arrays(dataset.path / name)
-                shutil.copytree(dataset.path / name, group.path / name, copy_function=link_or_copy)
-        copy_folders(dataset.path, group.path, (ROW_IDS,), link_or_copy)
+        copy_folders(dataset.path, group.path, _SHARED, link_or_copy, check)
         select_names(dataset.path, group.path, columns)
         kept = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
         group.update_attributes(

@@ -23,18 +23,9 @@ from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import SIZES, Dataset, as_dataset, open_dataset
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.matrix import Block, stream
-from xmc_stream.store.names import (
-    ROW_IDS,
-    VOCABULARY,
-    WINDOW,
-    WRITER_BYTES,
-    Names,
-    NamesWriter,
-    copy_folders,
-    new_names,
-)
+from xmc_stream.store.names import ROW_IDS, VOCABULARY, WINDOW, WRITER_BYTES, Names, NamesWriter, new_names
 from xmc_stream.store.new_dataset import DatasetWriter, check_target, load_kernels, new_dataset
-from xmc_stream.store.places import LOCK, remove, remove_left, target_paths, work_folder
+from xmc_stream.store.places import LOCK, copy_folders, remove, remove_left, target_paths, work_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
 from xmc_stream.system.progress import current, working
 

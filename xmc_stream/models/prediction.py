@@ -19,8 +19,8 @@ from xmc_stream.models.samples import are_texts, asked, converted, normalised
 from xmc_stream.models.written import STANDARD_OUTPUT, file_needs, is_file, write_file, write_standard_output
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import SEAL
-from xmc_stream.store.names import ROW_IDS, copy_folders
-from xmc_stream.store.places import put_back, refuse_foreign_names, target_path
+from xmc_stream.store.names import ROW_IDS
+from xmc_stream.store.places import copy_folders, put_back, refuse_foreign_names, target_path
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 from xmc_stream.system.files import temporary_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident

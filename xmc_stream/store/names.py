@@ -12,8 +12,7 @@ one attribute have the same columns.
 from __future__ import annotations
 
 import itertools
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -23,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import ChunkedArray, are_apart, compare_arrays, open_array, read_small
+from xmc_stream.store.chunks import ChunkedArray, are_apart, open_array, read_small
 from xmc_stream.store.encoding import ArrayWriter, new_store
 from xmc_stream.store.inventory import StoredArrays
 from xmc_stream.store.nodes import Group, attributes_of, is_whole, understood
-from xmc_stream.store.places import fsync_tree
-from xmc_stream.store.remote import copy_file
+from xmc_stream.store.places import copy_folders, fsync_tree
 
 CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array
 WRITER_BYTES = 2 * 3 * CHUNK_BYTES  # two arrays: a chunk, its padded and its checksummed copy
@@ -315,19 +313,6 @@ def open_vectorizer(store: Path) -> tuple[dict[str, Any], ChunkedArray] | None:
         return attributes_of(path), open_array(path / "idf")
     except (FileNotFoundError, ValueError, StoreError):
         raise StoreError(f"{path} is not a vectorizer: the store is damaged; make it again") from None
-
-
-def copy_folders(source: Path, target: Path, names: Sequence[str], copy: Callable[..., Any] = copy_file) -> None:
-    """Copy folders of a store that are there into another one under construction, in place of what is there.
-
-    Their files are compared with their checksums. Raises StoreError naming one that is damaged.
-    """
-    for name in names:
-        shutil.rmtree(target / name, ignore_errors=True)
-        if (source / name).exists():
-            compare_arrays(source / name)
-            shutil.copytree(source / name, target / name, copy_function=copy)
-            fsync_tree(target / name)
 
 
 def select_names(source: Path, target: Path, features: NDArray[np.int64]) -> None:

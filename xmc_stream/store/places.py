@@ -13,13 +13,14 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from xmc_stream.errors import NO_ROOM, InputError, ResumeError, StoreError, XmcStreamError
-from xmc_stream.store.remote import local_path
+from xmc_stream.store.chunks import compare_arrays
+from xmc_stream.store.remote import copy_file, local_path
 from xmc_stream.system.files import outlives_process
 from xmc_stream.system.stop import copy_name, stop_if_unwanted, work_name
 
@@ -349,6 +350,26 @@ def remove_unfinished(folder: Path) -> None:
     """Remove what killed writers left in a folder."""
     for work in folder.glob("*.partial"):
         remove_tree(work)
+
+
+def copy_folders(
+    source: Path,
+    target: Path,
+    names: Sequence[str],
+    copy: Callable[[str, str], object] = copy_file,
+    check: bool = True,
+) -> None:
+    """Copy folders of a store that are there into another one under construction, in place of what is there.
+
+    check: their files are compared with their checksums. Raises StoreError naming one that is damaged.
+    """
+    for name in names:
+        shutil.rmtree(target / name, ignore_errors=True)
+        if (source / name).exists():
+            if check:
+                compare_arrays(source / name)
+            shutil.copytree(source / name, target / name, copy_function=copy)
+            fsync_tree(target / name)
 
 
 @contextmanager

@@ -36,10 +36,11 @@ from xmc_stream.store.model import (
     model_attributes,
     write_label_counts,
 )
-from xmc_stream.store.names import SELECTED, VOCABULARY, copy_folders
+from xmc_stream.store.names import SELECTED, VOCABULARY
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.places import (
     LEDGER,
+    copy_folders,
     put_back,
     refuse_foreign_names,
     remove,

@@ -30,7 +30,8 @@ from xmc_stream.convert.options import ConvertOptions, Like, of_labels
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt
-from xmc_stream.store.names import ROW_IDS, copy_folders, open_names
+from xmc_stream.store.names import ROW_IDS, open_names
+from xmc_stream.store.places import copy_folders
 
 _MOST_VALUES = 10**6  # of a column that is not categorical, to be sorted in memory
 _NAME_BYTES = 400  # of a name while names are found among others
