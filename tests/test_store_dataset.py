@@ -17,6 +17,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xmc_stream.datasets.append import append
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import Unit, new_unit, plain_units, starts_of, unit_path
@@ -136,10 +137,8 @@ def test_X_by_columns_is_made_when_first_asked_for_and_then_kept(tmp_path: Path,
 
 def test_rows_whose_chunks_are_not_full_are_copied_as_values(tmp_path: Path, X: Any, Y: Any) -> None:
     small = make(tmp_path / "a.xmc", X, Y)
-    with new_dataset(tmp_path / "b.xmc", D, K, {}) as writer:
-        writer.link(small)
-        writer.link(small)
-    equal(loaded(open_dataset(tmp_path / "b.xmc").X_rows()), sp.vstack([X, X]).tocsr())
+    grown = append(small, small, tmp_path / "b.xmc")
+    equal(loaded(grown.X_rows()), sp.vstack([X, X]).tocsr())
 
 
 @settings(max_examples=4, deadline=None)

@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from xmc_stream.datasets.append_jobs import ArrayJob, CountsJob, LabelsJob
 from xmc_stream.errors import InputError, XmcStreamError
-from xmc_stream.store.dataset import open_dataset
-from xmc_stream.store.encoding import CHUNK_BYTES
-from xmc_stream.store.new_dataset import new_dataset
+from xmc_stream.store.dataset import SIZES, Dataset, open_dataset
+from xmc_stream.store.encoding import CHUNK_BYTES, finish_matrix, index_dtype, new_store
+from xmc_stream.store.new_dataset import begin, check_target, finish, make_columns, new_dataset
 from xmc_stream.system.memory import parse_size, peak_resident
 
 BLOCK_CELLS = 2**17  # draws of a block, few enough for the cache; its rows follow from them and the parameters alone
@@ -240,6 +241,24 @@ def _factor(logical: str, base_bytes: int) -> int:
     return times
 
 
+def _repeat(base: Dataset, times: int, store: Path, attributes: dict[str, Any]) -> None:
+    """Make a folder a dataset of the rows of another one, so many times, joined as `append` joins sets: by hard links."""
+    sets, n_labels = (str(base.path),) * times, base.n_labels
+    arrays = {"X/rows/data": "float32", "X/rows/indices": index_dtype(base.n_features).name, "X/rows/indptr": "int64"}
+    arrays |= {"Y/rows/indptr": "int64", "statistics/row_norms": "float32"}
+    begin(store)
+    hashes = {name: ArrayJob(str(store), sets, name, dtype).run()["sha256"] for name, dtype in arrays.items()}
+    labels = LabelsJob(str(store), sets, "Y/rows/indices", "", n_labels).run()["sha256"]
+    CountsJob(str(store), sets, "statistics", "", n_labels).run()
+    n, nnz, positives = (times * int(base.attributes[name]) for name in ("n_samples", "nnz_features", "nnz_labels"))
+    of_X = [hashes[f"X/rows/{name}"] for name in ("indptr", "indices", "data")]
+    finish_matrix(store / "X/rows", "csr_matrix", (n, base.n_features), nnz, of_X)
+    finish_matrix(store / "Y/rows", "csr_matrix", (n, n_labels), positives, [hashes["Y/rows/indptr"], labels])
+    make_columns(store, "Y", 2**26)
+    whole = dict(zip(SIZES, (n, base.n_features, n_labels, nnz, positives), strict=True))
+    finish(store, {**whole, **attributes})
+
+
 def make_synthetic(
     target: str | Path,
     *,
@@ -315,21 +334,21 @@ def make_synthetic(
                     file.write(text)
                 continue
             attributes = {"source": source, "normalize": "l2"}
+            if repeated:
+                check_target(paths[split], overwrite)
+                group = stack.enter_context(new_store(paths[split], {}))
+                with new_dataset(group.path / "base", n_features, n_labels, {}) as first:
+                    for rows in _cut(generator.blocks(0, 2**40), base_nnz):
+                        first.append(*counted(rows))
+                _repeat(open_dataset(group.path / "base"), times, group.path, attributes)
+                shutil.rmtree(group.path / "base")
+                sizes[0] *= times
+                continue
             writer = stack.enter_context(
                 new_dataset(paths[split], n_features, n_labels, attributes, overwrite=overwrite)
             )
-            if not repeated:
-                for rows in generator.blocks(split, n):
-                    writer.append(*counted(rows))
-                continue
-            base = path.with_name(path.name + ".partial") / "base"  # in the work folder: gone with it
-            with new_dataset(base, n_features, n_labels, {}) as first:
-                for rows in _cut(generator.blocks(0, 2**40), base_nnz):
-                    first.append(*counted(rows))
-            for _ in range(times):
-                writer.link(open_dataset(base))
-            shutil.rmtree(base)
-            sizes[0] *= times
+            for rows in generator.blocks(split, n):
+                writer.append(*counted(rows))
     if summary is not None:
         summary.update(dataset=str(path), test=str(paths[1]) if n_test_samples else None, n_samples=int(sizes[0, 0]))
         summary.update(n_test_samples=n_test_samples, n_features=n_features, n_labels=n_labels)

@@ -261,15 +261,6 @@ class MatrixWriter(LineWriter):
         self.fingerprint = ""
         self._begin(self._arrays)
 
-    def link(self, source: SparseMatrix) -> None:
-        """Add all lines of a stored matrix; their indices and values by hard links, see `ArrayWriter.extend`."""
-        for start in range(0, source.n_lines, _PIECE):
-            self._indptr.append(source.ends(start, min(start + _PIECE, source.n_lines))[1:] + self.nnz)
-        for mine, theirs in zip(self._arrays[1:], source.arrays()[1:], strict=True):
-            mine.extend(theirs)
-        self.lines += source.n_lines
-        self.nnz += source.nnz
-
     def close(self) -> None:
         """Write what is buffered and the attributes that make the group a matrix."""
         shape, hashes = self._end(), [array.close() for array in self._arrays]

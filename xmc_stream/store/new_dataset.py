@@ -23,8 +23,6 @@ from xmc_stream.store.remote import local_path
 from xmc_stream.store.transpose import transpose
 from xmc_stream.system.stop import work_name
 
-_COPY_BYTES = 2**24  # labels or norms that are copied at a time
-
 
 class DatasetWriter:
     """Takes the rows of a new dataset, block by block, whatever format they came in. folder: where it is made."""
@@ -71,20 +69,6 @@ class DatasetWriter:
 
         self.Y.append(np.diff(indptr), indices)
         count_indices(indices, self._label_counts)
-
-    def link(self, other: Dataset) -> None:
-        """Add all rows of a dataset, X by hard links to its chunk files, so that it takes no disk twice.
-
-        Raises StoreError where the last chunks of X, there or here, are not full.
-        """
-        self.X.link(other.X_rows())
-        for block in other.Y_rows().blocks(_COPY_BYTES):
-            self.Y.append(np.diff(block.indptr), block.indices)
-        step = _COPY_BYTES // 4
-        for start in range(0, other.n_samples, step):
-            self._norms.append(other.row_norms(start, min(start + step, other.n_samples)))
-        self._feature_counts += other.feature_counts()
-        self._label_counts += other.label_counts()
 
     def finish(self, path: Path, max_bytes: int) -> dict[str, int]:
         """Write statistics and Y by columns (in buffers of max_bytes); returns the sizes for the attributes."""
