@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from reference import check as twin
 
 import xmc_stream as xs
-from xmc_stream.datasets import passes
 from xmc_stream.datasets import verify as of_verify
 from xmc_stream.datasets.kernels.check import N_STATE, check_entries, sum_of_counts
 from xmc_stream.errors import StoreError
+from xmc_stream.store import chunks
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter
 from xmc_stream.store.inventory import seal
@@ -151,7 +151,7 @@ def swap(values: Any, i: int, j: int) -> None:
 
 def test_what_is_sealed_and_untrue_is_found(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_verify, "_PIECE", 7)  # lines go on in the next piece
-    monkeypatch.setattr(passes, "_ITEMS", 7)
+    monkeypatch.setattr(chunks, "_ITEMS", 7)
     monkeypatch.setattr(of_verify, "_WINDOW", 5)
     monkeypatch.setattr(of_verify, "_LINES_JOB", 10)
     cases: list[tuple[str, Callable[[Untrue], list[str]]]] = [

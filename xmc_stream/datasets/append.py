@@ -26,7 +26,6 @@ from xmc_stream.datasets.append_jobs import (
     NamesJob,
     ObservedJob,
 )
-from xmc_stream.datasets.passes import windows
 from xmc_stream.errors import InputError
 from xmc_stream.models import Execution, planned
 from xmc_stream.runtime.check import checked_reading
@@ -295,7 +294,7 @@ def _same_words(old: Dataset, new: Dataset, again: str) -> None:
         name, other = mine.read(i, i + 1)[0], theirs.read(i, i + 1)[0]
         raise InputError(f"feature {i} is {name!r:.50} in {old.path} and {other!r:.50} in {new.path}: " + again)
     texts = [text for one in (old, new) if (text := open_vectorizer(one.path)) is not None]
-    if texts and not all(np.array_equal(*pair) for pair in zip(*(windows(idf) for _, idf in texts), strict=False)):
+    if texts and not all(np.array_equal(*pair) for pair in zip(*(idf.windows() for _, idf in texts), strict=False)):
         raise InputError(f"{old.path} and {new.path} weigh words by other idf: " + again)
 
 

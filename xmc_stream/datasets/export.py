@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.kernels.format import VALUE_BYTES, write_rows
-from xmc_stream.datasets.passes import block_bytes, windows
+from xmc_stream.datasets.passes import block_bytes
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.models.calibration import Calibration
@@ -255,7 +255,7 @@ def _matrix_npz(matrix: SparseMatrix, out: Path) -> None:
     ones = (np.ones(min(_WINDOW, nnz - start), np.float32) for start in range(0, nnz, _WINDOW))
     ends = (matrix.ends(start, min(start + _WINDOW, n_lines))[1:] for start in range(0, n_lines, _WINDOW))
     indices = matrix.index_windows(0, n_lines, _WINDOW)
-    data = ones if matrix.data is None else windows(matrix.data)
+    data = ones if matrix.data is None else matrix.data.windows()
     _npz(out, matrix.encoding[:3], matrix.shape, nnz, chain([np.zeros(1, np.int64)], ends), indices, data, {})
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.plan import MIB
-from xmc_stream.store.chunks import ChunkedArray
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.files import regular
 
-_ITEMS = 1 << 19  # of an array, read at a time
 _BLOCK = 16 * MIB  # of X, where the limit allows
 
 
@@ -43,9 +39,3 @@ def listed(path: Path, n: int, what: str) -> NDArray[np.bool_]:
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
     return chosen
-
-
-def windows(array: ChunkedArray) -> Iterator[NDArray[Any]]:
-    """All items in turn, so many at a time that they are few."""
-    for start in range(0, array.size, _ITEMS):
-        yield array.read(start, min(start + _ITEMS, array.size))

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.info import unfinished
 from xmc_stream.datasets.kernels.check import DISORDER, N_STATE, NOT_FINITE, OUTSIDE, check_entries, sum_of_counts
-from xmc_stream.datasets.passes import windows
 from xmc_stream.errors import StoreError
 from xmc_stream.models import Execution, planned
 from xmc_stream.models.calibration import Calibration
@@ -245,7 +244,7 @@ def lines_jobs(matrix: SparseMatrix, hash_key: int, norms: str = "", counts: str
 def index_counts_sum(folder: Path, hash_key: int) -> int:
     """What the sums of hashes of indices alone must be, from how often each occurs."""
     total = first = 0
-    for window in windows(open_array(folder)):
+    for window in open_array(folder).windows():
         total += int(sum_of_counts(first, window, np.uint64(hash_key)))
         first += len(window)
     return total % 2**64
@@ -392,7 +391,7 @@ class StoreCheck:
         ends, size = open_array(folder / "ends"), open_array(folder / "bytes").size
         self.expect(f"the number of names of {kind}", ends.size, n)
         last = 0
-        for window in windows(ends):
+        for window in ends.windows():
             if int(window[0]) < last or (np.diff(window) < 0).any():
                 self.damage.append(f"{folder / 'ends'} does not ascend")
             last = int(window[-1])
@@ -405,7 +404,7 @@ class StoreCheck:
 
     def finite(self, folder: Path) -> None:
         """Note an array with a value that is not finite."""
-        if not all(np.isfinite(window).all() for window in windows(open_array(folder))):
+        if not all(np.isfinite(window).all() for window in open_array(folder).windows()):
             self.damage.append(f"{folder} has a value that is not finite")
 
     def lines(self, matrices: Mapping[str, SparseMatrix]) -> Generator[Phase, list[Receipt], None]:
@@ -443,7 +442,7 @@ class StoreCheck:
                 self.damage.append(f"{folder} is missing")
         elif self.whole(folder):
             self.expect_size(folder, model.n_labels, LABEL_COUNTS)
-            if any((window < 0).any() for window in windows(open_array(folder))):
+            if any((window < 0).any() for window in open_array(folder).windows()):
                 self.damage.append(f"{folder} has a number below 0")
 
     def _predictions(self) -> None:

@@ -42,6 +42,7 @@ _AHEAD = 1 << 22
 _THROUGH_ZARR = 1 << 27  # bytes of a chunk that zarr reads whole: at most, as no plan counts it
 _MOST_CHUNKS = 1 << 18  # of an array that is read through zarr, which lists them
 _ALL = slice(None)
+_ITEMS = 1 << 19  # of an array that is read by windows
 _AHEAD_CHECKED = 4  # chunks behind a URL that are fetched beside each other while they are compared with checksums
 _PIECE = 1 << 17  # bytes asked for at a time: of more the kernel reads no more than its read-ahead, 128 KiB as it comes
 
@@ -164,6 +165,11 @@ class ChunkedArray:
                 self._pread(k, offset * self._itemsize, part)
             position += take
         return out
+
+    def windows(self) -> Iterator[NDArray[Any]]:
+        """All items in turn, so many at a time that they are few."""
+        for start in range(0, self.size, _ITEMS):
+            yield self.read(start, min(start + _ITEMS, self.size))
 
     def read_checked(self, start: int, stop: int) -> NDArray[Any]:
         """As `read`, of chunks that are compared with their checksums first."""
