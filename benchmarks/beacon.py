@@ -42,8 +42,7 @@ def main(path: Path, arguments: list[str]) -> None:
     from xmc_stream.linear import predict
     from xmc_stream.pdsparse import outcome, passes
     from xmc_stream.pdsparse import warmup as warm_passes
-    from xmc_stream.ppdsparse import finalise, search, solve
-    from xmc_stream.ppdsparse import warmup as warm
+    from xmc_stream.ppdsparse import method, search, solve, state
     from xmc_stream.runtime import check
     from xmc_stream.store.matrix import SparseMatrix
 
@@ -74,9 +73,9 @@ def main(path: Path, arguments: list[str]) -> None:
         counts[PHASES.index("conversion")] = 1
     for owner, phase in (
         (check.CheckJob, "check"), (search.SearchJob, "search"), (solve.SolveJob, "solve"),
-        (finalise.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (passes.SegmentJob, "pass"),
+        (state.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (passes.SegmentJob, "pass"),
         (outcome.ObjectiveJob, "objective"), (outcome.WeightsJob, "weights"), (outcome.UnitJob, "finalise"),
-        (warm.PPDSparseWarmUp, "compilation"), (warm_passes.PDSparseWarmUp, "compilation"),
+        (method.PPDSparseWarmUp, "compilation"), (warm_passes.PDSparseWarmUp, "compilation"),
     ):  # fmt: skip
         owner.run = marked(owner.run, phase)
     SparseMatrix.gather = marked(SparseMatrix.gather, "gather")

@@ -37,7 +37,7 @@ from peer_programs import PEERS, TOP, Peer
 
 from xmc_stream.linear.warmup import LinearWarmUp
 from xmc_stream.metrics import RankingMetrics, inverse_propensity
-from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
+from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.matrix import SparseMatrix

@@ -9,11 +9,12 @@ import pytest
 
 from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse.active_rows import DiskRows, rows_on_disk
+from xmc_stream.ppdsparse.candidates import Found
 from xmc_stream.ppdsparse.kernels.active import start_sets
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.problem import Found, LossWeights, Problem, Share
-from xmc_stream.ppdsparse.sets import RoundSets
+from xmc_stream.ppdsparse.problem import LossWeights, Problem, Share
 from xmc_stream.ppdsparse.solver import start_sizes
+from xmc_stream.ppdsparse.state import RoundSets
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset

@@ -28,16 +28,17 @@ from xmc_stream.linear.tiles import tile_bytes
 from xmc_stream.linear.weights import cut_units
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.registry import method_of
-from xmc_stream.ppdsparse import scale, solve
+from xmc_stream.ppdsparse import problem as problems
+from xmc_stream.ppdsparse import solve
+from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.plan import WRITER_BYTES, solve_plan
+from xmc_stream.ppdsparse.problem import settled, takes_all_rows
 from xmc_stream.ppdsparse.run import PPDSparseRun
-from xmc_stream.ppdsparse.scale import settled, takes_all_rows
 from xmc_stream.ppdsparse.search import SearchJob
-from xmc_stream.ppdsparse.shares import solve_plan
 from xmc_stream.ppdsparse.solve import SolveJob
 from xmc_stream.ppdsparse.solver import all_rows_bytes
-from xmc_stream.ppdsparse.state import OPEN, STATUS, WRITER_BYTES, UnitState
-from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
+from xmc_stream.ppdsparse.state import OPEN, STATUS, UnitState
 from xmc_stream.runtime.job import Loop, Notes, run_here
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset
@@ -274,7 +275,7 @@ def test_it_is_done_where_first_active_sets_are_many_rows(tmp_path: Path, monkey
     assert not takes_all_rows(replace(p, cut=0.2), often)  # there would be no search to be cut
     assert takes_all_rows(replace(p, all_rows=True), rarely)
     assert not takes_all_rows(replace(p, all_rows=False), often)
-    monkeypatch.setattr(scale, "_MOST_BYTES", all_rows_bytes(often) - 1)
+    monkeypatch.setattr(problems, "_MOST_BYTES", all_rows_bytes(often) - 1)
     assert not takes_all_rows(p, often)
 
 

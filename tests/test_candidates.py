@@ -18,6 +18,7 @@ from xmc_stream.ppdsparse import candidates
 from xmc_stream.ppdsparse.candidates import (
     CandidateFile,
     CandidateRows,
+    Found,
     candidate_windows,
     new_candidates,
     read_candidates,
@@ -76,7 +77,7 @@ def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, da
             write(Path(folder) / str(low), label, classes, flushed, low, interval) if high > low else None
             for low, high, classes, flushed in found
         ]
-        found_by = [file.open(N) for file in files if file is not None]
+        found_by = Found(tuple(file for file in files if file is not None)).open(N)
         expected: list[Rows] = [{} for _ in found[0][2]]
         for (_, _, classes, _), (c, of_class) in itertools.product(found, enumerate(expected)):
             of_class.update(classes[c])
@@ -126,7 +127,7 @@ def test_the_best_of_very_many(tmp_path: Path) -> None:
             writer.intervals.append(np.array([len(part)]), part, scores[part])
         writer.rows.append(np.zeros(1, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
         writer.counts[0] = n
-    found_by = [CandidateFile(5, 6, str(tmp_path / "f")).open(n)]
+    found_by = Found((CandidateFile(5, 6, str(tmp_path / "f")),)).open(n)
     order = np.lexsort((np.arange(n), -scores))
     for room in (1, 1000, 60_000, 100_000, 200_000, n - 1, n):
         threshold, last_tie = select_threshold(found_by, 5, room)
@@ -139,7 +140,7 @@ def test_the_best_of_very_many(tmp_path: Path) -> None:
 def test_no_file_stays_open_between_reads(tmp_path: Path) -> None:
     """A job has opened what many searches found: all their files at once would be more than a process may have."""
     path = tmp_path / "f"
-    found_by = [write(path, 0, [{1: 0.5, 3: 2.0}, {2: 1.0}], [1], 0, 4).open(N)]
+    found_by = Found((write(path, 0, [{1: 0.5, 3: 2.0}, {2: 1.0}], [1], 0, 4),)).open(N)
 
     def held() -> int:
         return sum(Path(f"/proc/self/fd/{fd}").resolve() == path.resolve() for fd in os.listdir("/proc/self/fd"))

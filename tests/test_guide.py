@@ -31,10 +31,10 @@ from xmc_stream.linear.model import LinearModel
 from xmc_stream.methods.contract import Task
 from xmc_stream.models import Execution
 from xmc_stream.ppdsparse import groups as module
-from xmc_stream.ppdsparse.groups import CLUSTERINGS, GROUPS, LEAST_LABELS, N_GROUPS, guide_weight
-from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
+from xmc_stream.ppdsparse.groups import CLUSTERINGS, GROUPS, N_GROUPS
+from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.problem import LossWeights, Problem
+from xmc_stream.ppdsparse.problem import LEAST_LABELS, LossWeights, Problem, guide_weight
 from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
@@ -148,7 +148,7 @@ def test_groups_come_with_many_labels_unless_they_are_asked_for(tmp_path: Path) 
         xs.convert(sp.identity(n, np.float32, "csr"), tmp_path / f"{n}.xmc", labels=sp.identity(n, np.float32, "csr"))
         for n in (LEAST_LABELS - 1, LEAST_LABELS)
     )
-    assert [guide_weight(PPDSparseParameters(), dataset) for dataset in (few, many)] == [0.0, module.WEIGHT]
+    assert [guide_weight(PPDSparseParameters(), dataset) for dataset in (few, many)] == [0.0, WEIGHT]
     assert guide_weight(PPDSparseParameters(guide=0.25), few) == 0.25
     assert guide_weight(PPDSparseParameters(guide=0), many) == 0.0
 
@@ -232,10 +232,6 @@ def test_the_kernels_are_dense_products() -> None:
     shares_of_sides(y, side, scale, shares)
     expected = [labels @ (scale[:, None] * (side == b)) for b in range(2)]
     assert np.allclose(shares, np.stack(expected, axis=1))
-    sign = np.empty(40, np.int8)
-    groups = rng.integers(0, 3, 15).astype(np.uint8)
-    signs_of_group(y, groups, 1, sign)
-    assert np.array_equal(sign > 0, (labels @ (groups == 1)) > 0)
 
 
 @given(st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=20))

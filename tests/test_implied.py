@@ -26,8 +26,8 @@ from xmc_stream.linear.kernels.implied import Implied, lift
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.methods.contract import Task
 from xmc_stream.models import Execution
-from xmc_stream.ppdsparse.groups import MARGIN, implied_margin
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.ppdsparse.problem import MARGIN, implied_margin
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.predictions import Predictions

@@ -30,7 +30,7 @@ from xmc_stream.ppdsparse.kernels.active import (
     set_signs,
     start_sets,
 )
-from xmc_stream.ppdsparse.sets import kept_rows
+from xmc_stream.ppdsparse.state import kept_rows
 
 # uncompiled, numpy says so when a key or a count of bits wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

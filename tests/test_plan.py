@@ -21,10 +21,17 @@ from xmc_stream.linear.weights import cut_units
 from xmc_stream.models import Execution
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, _spread
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.plan import INTERVALS, SearchSize, class_blocks, held_rows, search_interval, search_needs
+from xmc_stream.ppdsparse.plan import (
+    INTERVALS,
+    SearchSize,
+    class_blocks,
+    held_rows,
+    search_interval,
+    search_needs,
+    solve_plan,
+)
 from xmc_stream.ppdsparse.probe import ProbeJob
 from xmc_stream.ppdsparse.problem import LossWeights, Problem
-from xmc_stream.ppdsparse.shares import solve_plan
 from xmc_stream.runtime.ledger import read_ledger
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset

@@ -25,9 +25,9 @@ from helpers.forked import forked_command
 from helpers.tools import load_tool
 
 import xmc_stream as xs
+from xmc_stream.ppdsparse.forecast import spans_of
 from xmc_stream.ppdsparse.method import PPDSparseMethod
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.rounds import spans_of
 from xmc_stream.system import progress as seen
 from xmc_stream.system.progress import Progress, current, working
 

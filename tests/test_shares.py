@@ -20,13 +20,13 @@ import xmc_stream as xs
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.weights import Unit, cut_units
-from xmc_stream.ppdsparse import shares as cutting
+from xmc_stream.ppdsparse import plan as cutting
 from xmc_stream.ppdsparse import solver
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.plan import SolvePlan
+from xmc_stream.ppdsparse.plan import SolvePlan, cut_shares, solve_plan
 from xmc_stream.ppdsparse.problem import Share
 from xmc_stream.ppdsparse.run import PPDSparseRun
-from xmc_stream.ppdsparse.shares import JoinSharesJob, cut_shares, solve_plan
+from xmc_stream.ppdsparse.state import JoinSharesJob
 from xmc_stream.runtime import plan as plan_of_runs
 from xmc_stream.runtime.events import read_events, summarise_events
 from xmc_stream.runtime.ledger import read_ledger

@@ -14,7 +14,7 @@ from helpers.problems import tight
 import xmc_stream as xs
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.scale import settled, spread
+from xmc_stream.ppdsparse.problem import settled, spread
 from xmc_stream.ppdsparse.start import weights_of_terms
 from xmc_stream.runtime.plan import Cuts
 

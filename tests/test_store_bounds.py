@@ -25,7 +25,7 @@ from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.model import load_model
 from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment, stored_tables
-from xmc_stream.ppdsparse.candidates import CandidateFile, CandidateRows, new_candidates, read_candidates
+from xmc_stream.ppdsparse.candidates import CandidateRows, new_candidates, read_candidates
 from xmc_stream.ppdsparse.state import UnitState, new_unit_state
 from xmc_stream.store import matrix as matrix_file
 from xmc_stream.store.chunks import are_apart
@@ -210,7 +210,7 @@ def test_findings_that_are_not_as_many_as_counted(tmp_path: Path) -> None:
         with new_candidates(tmp_path / "f", 2, n_samples, np.zeros(0, np.int64)) as writer:
             writer.rows.append(np.array([len(rows), 0]), np.array(rows), np.zeros(len(rows), np.float32))
             writer.counts[0] = counted
-        return [CandidateFile(5, 7, str(tmp_path / "f")).open(20)]
+        return [CandidateRows(tmp_path / "f", 5, 7, 20)]
 
     room = np.array([9, 9])
     assert read_candidates(files([1, 4], 2), 5, 7, 20, room)[1].tolist() == [1, 4]

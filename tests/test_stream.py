@@ -129,7 +129,7 @@ def test_a_group_that_exceeds_the_buffer_is_taken_in_parts(
         sizes = room(*args)
         return replace(sizes, room=sizes.room and replace(sizes.room, nnz=150))
 
-    monkeypatch.setattr("xmc_stream.ppdsparse.shares.plan_solve", small)
+    monkeypatch.setattr("xmc_stream.ppdsparse.plan.plan_solve", small)
     assert digest(data, tmp_path / "parts", 1, STREAMED) == expected
     assert watch.memory > 0
 

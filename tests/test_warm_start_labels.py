@@ -20,7 +20,7 @@ from xmc_stream.linear.guide import Guide
 from xmc_stream.linear.kernels.penalty import ONCE, Ramp
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.ppdsparse import solver
-from xmc_stream.ppdsparse.kernels.balance import start_alpha
+from xmc_stream.ppdsparse.kernels.active import start_alpha
 from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset
 

@@ -9,8 +9,8 @@ import xmc_stream.convert.tfidf.records
 import xmc_stream.datasets.verify
 import xmc_stream.runtime.engine
 import xmc_stream.training.train  # noqa: F401
+from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
 
 PPDSparseWarmUp().run()
 PPDSparseWarmUp(PPDSparseParameters(cut=0.1, delta=1.0, min_value=0.1), again=True).run()

@@ -306,7 +306,7 @@ def load() -> None:
     from xmc_stream.lowrank.method import LEMLWarmUp
     from xmc_stream.memoir.method import MEMOIRWarmUp
     from xmc_stream.pdsparse.warmup import PDSparseWarmUp
-    from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
+    from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 
     for job in (
         PPDSparseWarmUp(), PPDSparseWarmUp(again=True), PDSparseWarmUp(), LEMLWarmUp(), LinearWarmUp(True),

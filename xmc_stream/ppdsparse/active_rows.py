@@ -17,8 +17,8 @@ from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.ppdsparse.kernels.active import count_before, draw_negatives, mark, marked_rows
 from xmc_stream.ppdsparse.kernels.stream import ActiveRows
-from xmc_stream.ppdsparse.sets import RoundSets, RowBits
 from xmc_stream.ppdsparse.solver import start_sizes
+from xmc_stream.ppdsparse.state import RoundSets, RowBits
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix
@@ -56,13 +56,9 @@ class ScratchFile:
             view, offset = view[n:], offset + n
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
-        out = np.empty(end - begin, self.dtype)
-        view, offset = out.view(np.uint8), begin * self.dtype.itemsize
-        while len(view):
-            n = os.preadv(self._fd, [view.data], offset)
-            if n == 0:
-                raise StoreError(f"{self._path} ends early: run the same command again, it goes on")
-            view, offset = view[n:], offset + n
+        out: NDArray[Any] = np.fromfile(self._path, self.dtype, end - begin, offset=begin * self.dtype.itemsize)
+        if len(out) < end - begin:
+            raise StoreError(f"{self._path} ends early: run the same command again, it goes on")
         return out
 
     def close(self) -> None:

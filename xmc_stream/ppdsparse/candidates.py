@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.ppdsparse.kernels.active import append_lines
+from xmc_stream.ppdsparse.parameters import EXACT
 from xmc_stream.store.chunks import are_apart, clip_ranges, open_array, read_small, small_array
 from xmc_stream.store.encoding import PackedMatrixWriter, PackWriter, index_dtype, new_pack
 from xmc_stream.store.matrix import Block, SparseMatrix
@@ -137,17 +138,30 @@ class CandidateRows:
             yield rows, scores
 
 
-@dataclass(frozen=True)
-class CandidateFile:
+class CandidateFile(NamedTuple):
     """What one search job found for classes [first, last). Files of the same classes stand in the order of their rows."""
 
     first: int
     last: int
     path: str
 
-    def open(self, n_samples: int) -> CandidateRows:
-        """What it holds of the rows of so many samples."""
-        return CandidateRows(Path(self.path), self.first, self.last, n_samples)
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found. kind: of the search; n_classes: how many classes have violators."""
+
+    files: tuple[CandidateFile, ...] = ()
+    kind: str = EXACT
+    n_classes: int = 0
+
+    def of(self, first: int, last: int) -> Found:
+        """The files that hold some of classes [first, last)."""
+        mine = tuple(file for file in self.files if file.first < last and file.last > first)
+        return Found(mine, self.kind, self.n_classes)
+
+    def open(self, n_samples: int) -> list[CandidateRows]:
+        """What the files hold, of the rows of so many samples."""
+        return [CandidateRows(Path(path), first, last, n_samples) for first, last, path in self.files]
 
 
 def read_candidates(

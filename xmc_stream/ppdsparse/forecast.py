@@ -8,7 +8,7 @@ known before the first one. Bytes that the solves gather depend on what the sear
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,13 +25,12 @@ from xmc_stream.ppdsparse.groups import (
     groups_read,
     groups_run_beside,
     groups_work,
-    guide_weight,
-    implied_margin,
 )
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import (
     INTERVALS,
     SCATTER,
+    WRITER_BYTES,
     SearchSize,
     SolvePlan,
     choose_streamed,
@@ -42,11 +41,11 @@ from xmc_stream.ppdsparse.plan import (
     search_needs,
     search_parts,
     search_ranges_of,
+    solve_plan,
 )
-from xmc_stream.ppdsparse.shares import solve_plan
+from xmc_stream.ppdsparse.problem import guide_weight, implied_margin
 from xmc_stream.ppdsparse.solver import added_sizes, all_rows_bytes, row_order, start_sizes, warm_sizes
 from xmc_stream.ppdsparse.start import match_bytes
-from xmc_stream.ppdsparse.state import WRITER_BYTES
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.store.dataset import Dataset
@@ -60,7 +59,10 @@ _CLASS_BYTES = 144  # of a class while a training is planned: what it holds and 
 _CONSTANT = 1.0  # seconds for loading kernels, checking, small files
 _ROUNDS_SHOWN = 3  # of a run without a cap on rounds, in the forecast of its memory
 
+_ALL_ROUNDS, _WRITING = 0.85, 0.97  # of a run: where rounds of every class end, and where the model is written
+
 Needs = dict[str, int]
+Span = tuple[float, float]
 
 
 class _Cut(NamedTuple):
@@ -463,3 +465,34 @@ def _spread(counts: NDArray[np.int64], sampled: Sequence[int], values: Sequence[
     logs = np.interp(np.log1p(known), np.log1p(at), np.log1p(mean))
     beyond = np.sqrt(np.maximum(known / max(int(at[-1]), 1), 1.0))
     return np.where(known > 0, np.expm1(logs) * beyond, 0.0)[levels]
+
+
+def part_of(span: Span, part: int, parts: int) -> Span:
+    """One of several equal parts."""
+    begin, end = span
+    return begin + (end - begin) * part / parts, begin + (end - begin) * (part + 1) / parts
+
+
+def spans_of(p: PPDSparseParameters, seconds: Mapping[str, float]) -> dict[str, Span]:
+    """From where to where each phase takes the whole run; of none where nobody knows how many rounds there will be.
+
+    seconds: that each phase is foreseen to take, by the beginning of its jobs' keys. Rounds that only some
+    classes need come behind the others.
+    """
+    if p.common_rounds is None or p.max_rounds is None:
+        return {}
+    seconds = dict(seconds)
+    last = seconds.pop("finalise", 0.0)
+    before = max(sum(seconds.values()), 1e-9)
+    rounds = [name for r in range(p.max_rounds) for name in (f"solve/{r}", f"search/{r + 1}")]
+    ends = p.all_rows and p.max_rounds == 1  # nothing is searched
+    more = [name for name in rounds if name not in seconds and not ends]
+    end, written = (_ALL_ROUNDS, _WRITING) if more else (before / (before + last),) * 2
+    spans: dict[str, Span] = {}
+    at = 0.0
+    for name, of in seconds.items():
+        spans[name] = end * at / before, end * (at + of) / before
+        at += of
+    for i, name in enumerate(more):
+        spans[name] = part_of((end, written), i, len(more))
+    return {**spans, "finalise": (written, 1.0)}

@@ -29,22 +29,19 @@ from xmc_stream.linear.kernels.dcd import new_scratch
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import LinearWeights, half_holds
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
+from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows
-from xmc_stream.ppdsparse.start import matched
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
-from xmc_stream.store.model import UNIT
 
 CLUSTERINGS, LEVELS = 8, 2
 GROUPS = 1 << LEVELS
 N_GROUPS = CLUSTERINGS * GROUPS
-LEAST_LABELS = 2048  # with positives: of fewer, groups have little to say that the labels' own weights do not
-WEIGHT = 2.0  # of what the groups say, where nothing else is asked for
 _SPLITS = GROUPS - 1  # of a clustering, each with a direction
 _EPOCHS = 2
 _MOST_STEPS = 4  # of a split
@@ -55,26 +52,6 @@ _LABEL_BYTES = 64 + CLUSTERINGS  # what a split holds, and groups
 _NEW_ROWS = 64  # of a new label of a warm start, that choose its groups
 _LEAST_KEPT = 0.8  # of the labels of a warm start: with fewer, groups are learned anew
 GROUPS_SAY = ("clusterings", "groups", "tile", "weights")  # of a receipt, what a model says of its groups
-MARGIN = 0.1  # of implied labels, where nothing else is asked for
-
-
-def guide_weight(parameters: PPDSparseParameters, dataset: Dataset) -> float:
-    """Weight of what groups of labels say, 0 where there are none."""
-    if parameters.guide is not None:
-        return parameters.guide
-    return WEIGHT if has_many_labels(dataset) else 0.0
-
-
-def implied_margin(parameters: PPDSparseParameters, dataset: Dataset) -> float | None:
-    """Margin of implied labels; None where no label is lifted."""
-    if parameters.implied is not None:
-        return parameters.implied
-    return MARGIN if guide_weight(parameters, dataset) else None
-
-
-def has_many_labels(dataset: Dataset) -> bool:
-    """Whether so many labels have positives that groups of them are worth their while."""
-    return int(dataset.positives_of_ranges(UNIT)[0].sum()) >= LEAST_LABELS
 
 
 def sample_rows(dataset: Dataset) -> int:
@@ -227,8 +204,8 @@ class GroupsJob:
     def _solve(self, sample: _Sample, groups: NDArray[np.uint8], g: int) -> tuple[Block, float]:
         """Weights and bias of a group, every row of the sample active. groups (K,): in the group's clustering."""
         n, p = sample.n_rows, replace(self.problem.parameters, rounds=2, max_rounds=2, epochs=_EPOCHS)
-        sign = np.empty(n, np.int8)
-        signs_of_group(sample.y, groups, g, sign)
+        members = np.concatenate([[0], np.cumsum(groups[sample.y.indices] == g)])[sample.y.indptr]
+        sign = np.where(np.diff(members) > 0, 1, -1).astype(np.int8)
         rows = np.arange(n)
         sets = ActiveSets(LABEL_GROUPS + g, np.array([0, n]), rows, sign, np.zeros(n))
         statistics = np.empty((1, 4))
@@ -386,7 +363,7 @@ class KeepGroupsJob:
         self.problem.plan.refuse_unless(group_needs(self.problem.plan, dataset), "groups of labels")
         guide = Guide.of(model)
         n, X = dataset.n_labels, dataset.X_rows()
-        found = matched(Path(self.match), n, 0, n)
+        found = read_small(Path(self.match), "labels", n, np.int64)
         groups = _first_groups(n)
         kept = np.flatnonzero(found >= 0)
         groups[:, kept] = guide.groups_of(0, model.n_labels)[:, found[kept]]

@@ -1,32 +1,46 @@
-"""PPDSparse as a method: see `methods.contract`."""
+"""PPDSparse as a method, see `methods.contract`, and the loading of its kernels."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.linear.guide import GUIDE
-from xmc_stream.linear.implied import IMPLIED
+from xmc_stream.linear.implied import IMPLIED, implied_of
+from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import cut_units, finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
 from xmc_stream.ppdsparse.parameters import PATIENCE, PPDSparseParameters
-from xmc_stream.ppdsparse.plan import longest_of
+from xmc_stream.ppdsparse.plan import longest_of, solve_plan
 from xmc_stream.ppdsparse.probe import ProbeJob
-from xmc_stream.ppdsparse.problem import LossWeights, Problem, check_weights
+from xmc_stream.ppdsparse.problem import (
+    LossWeights,
+    Problem,
+    check_weights,
+    guide_weight,
+    implied_margin,
+    settled,
+    takes_all_rows,
+)
 from xmc_stream.ppdsparse.run import STARTED, PPDSparseRun
-from xmc_stream.ppdsparse.scale import settled, takes_all_rows
-from xmc_stream.ppdsparse.shares import solve_plan
+from xmc_stream.ppdsparse.search import search_in_fours
+from xmc_stream.ppdsparse.solver import has_dense_rows, row_order
 from xmc_stream.ppdsparse.start import check_start, last_solve, path_of
-from xmc_stream.ppdsparse.warmup import PPDSparseWarmUp
-from xmc_stream.runtime.job import Job, Ledger, Receipt
-from xmc_stream.runtime.plan import MemoryPlan
+from xmc_stream.ppdsparse.streaming import stream_a_few
+from xmc_stream.runtime.job import Job, Ledger, Notes, Receipt, run_here
+from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows
+from xmc_stream.store.matrix import Block
+from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
 _NEAR = 0.05  # a mean gap over the objective from which on a default run has not gone as far as it should
 
@@ -185,3 +199,77 @@ def _advice(report: Mapping[str, Any]) -> str:
         f"that is farther than usual after {report['rounds']} rounds: " + flags.SET + "max_rounds=none goes on, "
         "and rows of length one (xmc-stream convert --normalize l2) or a smaller C need fewer"
     )
+
+
+@dataclass(frozen=True)
+class PPDSparseWarmUp(WarmUp):
+    """Train on a few rows.
+
+    parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by; guided: with
+    groups of labels; dense: for rows that have most features, and fours: which are scored four at a time; lifts: with implied
+    labels; all_rows: of classes that begin with all rows, one round and no more (which takes a third of the time to compile).
+    """
+
+    parameters: PPDSparseParameters = field(default_factory=PPDSparseParameters)
+    again: bool = False
+    large: bool = False
+    guided: bool = False
+    dense: bool = False
+    fours: bool = False
+    lifts: bool = False
+    all_rows: bool = False
+
+    @classmethod
+    def of(cls, task: Task) -> PPDSparseWarmUp:
+        """Of a training whose classes have active sets."""
+        p, d = task.parameters, task.dataset
+        shape, nnz = (d.n_samples, d.n_features), d.X_rows().nnz
+        return cls(
+            p,
+            again=task.warm_start is not None and task.start_state is None,
+            large=d.n_samples > row_order(d.n_samples, nnz).large,
+            guided=guide_weight(p, d) > 0,
+            dense=has_dense_rows(*shape, nnz),
+            fours=in_fours(*shape, nnz),
+            lifts=implied_margin(p, d) is not None,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Searches and active sets have the largest kernels."""
+        return 6.0 if self.all_rows else 25.0
+
+    @property
+    def loads(self) -> str:
+        p, own = (
+            self.parameters,
+            (self.again, self.large, self.guided, self.dense, self.fours, self.lifts, self.all_rows),
+        )
+        return f"ppdsparse {own, p.cut > 0, p.delta > 0, p.min_value > 0}"
+
+    def load(self) -> None:
+        with a_few_rows(d=6 if self.dense else 12) as dataset:  # of which a row has four
+            path = Path(dataset.path).parent
+            work = path / "model.partial"
+            begin_model(work)
+            # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded;
+            # and it wants more rows than an interval has
+            plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, interval=16)), Notes()
+            of = self.parameters
+            p = PPDSparseParameters(
+                C=1.0, positive_weight=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided),
+                implied=1.0 if self.lifts else None, all_rows=self.all_rows, max_rounds=1 if self.all_rows else 6,
+            )  # fmt: skip
+            result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
+            if self.fours and not self.dense:
+                search_in_fours(p)
+            if self.large:
+                stream_a_few(dataset, p, self.again)
+            if self.lifts:  # a row of these has one label, which implies none
+                two = Block(0, np.array([0, 2]), np.arange(2, dtype=np.int32), None)
+                implied_of(lambda: [two], 0, np.ones(2, np.int64))
+            if self.again:
+                finish_model(work, path / "model", model_attributes(dataset, p.solver, p.to_dict(), 0, result))
+                begin_model(work)
+                notes = Notes()
+                run_here(PPDSparseRun(dataset, work, p, 0, plan, notes, str(path / "model")).loop(), notes)

@@ -29,9 +29,7 @@ DISMEC = {
 _MORE_EPOCHS = 5  # times `epochs`
 _NEAR = 0.1  # short of violating, and added all the same
 _GROWTH = 2  # times max(|A|, added) may be added
-# Weights so small that, left out, all of them together cannot move the score of a row by more; of many labels, of which only
-# the first few places count, by more than the second. Small models stay whole.
-_MOVED, _MOVED_OF_MANY, LARGE_MODEL = 0.25, 0.35, 100_000
+LARGE_MODEL = 100_000  # weights: a smaller one stays whole
 # Classes whose gap is above FAR of their objective go on when the rounds of all are over, if that is WORTH it: together
 # their gaps are more than this part of the objective. What they lack is rows, so searches bring more of them.
 FAR, WORTH = 0.02, 0.03
@@ -78,7 +76,7 @@ class PPDSparseParameters(Parameters):
 
     lam: float = parameter(0.01, Number("Weight of the l1 term. Larger: fewer weights that are not 0."))
     tau: float = parameter(1.0, Number("Weight of the l2 term. Larger: smaller weights.", open_least=True))
-    # C and positive_weight are numbers wherever something is solved: `ppdsparse.scale.settled` sees to it
+    # C and positive_weight are numbers wherever something is solved: `ppdsparse.problem.settled` sees to it
     C: float = parameter(
         None,
         Number(
@@ -160,7 +158,7 @@ class PPDSparseParameters(Parameters):
             "many. Without a cap on rounds: twice as many."
         ),
     )
-    # true or false wherever something is solved, see `ppdsparse.scale.settled`
+    # true or false wherever something is solved, see `ppdsparse.problem.settled`
     all_rows: bool | None = parameter(
         None,
         Flag(
@@ -278,20 +276,6 @@ class PPDSparseParameters(Parameters):
         C = self.C * weight
         return (1.0 / C, math.inf) if self.loss == "squared_hinge" else (0.0, C)
 
-    def start_slopes(self, of_model: Mapping[str, float]) -> tuple[float, float]:
-        """A warm start's alpha_i of a negative and of a positive whose margin falls short of 1 by one, before it is bounded.
-
-        of_model: what `warm_near` takes.
-
-        Of the squared hinge it is the solution's, at the smaller C of both: at the larger one all alpha are too large
-        at once where C has grown, and w with them, which takes many epochs to undo. The hinge's is C wherever the
-        margin falls short, and anything in [0, C] where it is 1: a steep ramp, as many stand there and rounding throws
-        them to either side.
-        """
-        before, steep = {**asdict(self), **of_model}, 1.0 if self.loss == "squared_hinge" else 10.0
-        positive = min(before["C"] * before["positive_weight"], self.C * self.positive_weight)
-        return min(before["C"], self.C) * steep, positive * steep
-
     def epochs_of(self, round_: int) -> int:
         """Passes over the active set in a round (the first round is 0), at most: more after those of every class where C, of
         positives or of negatives, is large, as these classes are far from their optimum. Without a cap, see PATIENCE.
@@ -383,17 +367,6 @@ class PPDSparseParameters(Parameters):
     def near(self) -> float:
         """How far short of -1 the score of a row may be that an exact search adds."""
         return _NEAR if self.max_rounds is None else -self.tol
-
-    def least_weight(self, row_entries: float, row_norm: float, many_labels: bool) -> float:
-        """Below what a weight is left out of a large model. row_entries, row_norm: means over the rows.
-
-        By Cauchy and Schwarz, a row of d values and length r has ||x||_1 <= r sqrt(d), and its score moves by ||x||_1 times
-        this at most.
-        """
-        if self.prune is not None:
-            return self.prune
-        moves = row_norm * math.sqrt(row_entries)
-        return (_MOVED_OF_MANY if many_labels else _MOVED) / moves if moves > 0 else 0.0
 
     def halves(self, large: bool) -> bool:
         """Whether the finished model has weights of 16 bits; large: it has as many weights as leave small ones out."""

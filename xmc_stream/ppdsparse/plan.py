@@ -5,29 +5,32 @@ Plans decide where work is cut and never what comes out of it."""
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
+from xmc_stream.kernels.instructions import LANES
 from xmc_stream.kernels.order import GROUP, RowOrder
-from xmc_stream.linear.tiles import EIGHTH, TileRange, TileSizes, widest
+from xmc_stream.linear.tiles import TileRange, widest
 from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse.kernels.search import BINS, SPARE
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.solver import ROW_BYTES
-from xmc_stream.ppdsparse.state import INSIDE, OPEN, ROOM, STATUS, UnitState
-from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.ppdsparse.problem import Share
+from xmc_stream.ppdsparse.solver import ROW_BYTES, all_rows_bytes, row_order, start_sizes
+from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
+from xmc_stream.store.model import UNIT
 
+WRITER_BYTES = 12 * MIB  # of a state and one of large classes: a chunk of each array, copies of what is appended
 BUFFERS = 3  # portions of streamed rows in memory: one takes its steps, one is read, one is planned
 ACTIVE_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
 _WEIGHT_BYTES = 24  # of an active row's weight: of its line in the block, by itself, and while it is read
@@ -42,6 +45,16 @@ _SCORE_SECONDS = 4e-10  # of an entry of X and a class in a search, about
 INTERVALS = tuple(
     4096 << k for k in range(0, 10, 2)
 )  # rows of an interval of a search job, if it is not all of its rows
+_ENOUGH = 4  # units for each thread: their jobs end at much the same time
+_SHARES = 2  # for each thread, where there are fewer
+_NEARLY = 1e-6  # what rounding may add to a number of shares
+_HELD = 4  # X is held where it takes one in so many of a job's bytes at most
+_SOLVED_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
+_STREAMED = 8  # entries of active rows for each of X, in a share that streams it: passes are little beside the steps
+_LEAST = 1 << 22  # entries of active rows in a share: a job's files are little beside that
+# of an entry of a first active set in a pass over it, about: later sets are larger, and much of them is asleep
+_PASS_SECONDS = 6e-9
+_LANE_PASS_SECONDS = 6e-10  # the same, of a class among LANES
 
 
 @dataclass(frozen=True)
@@ -103,17 +116,22 @@ def longest_of(dataset: Dataset) -> int:
 
 
 def plan_solve(
-    plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int, order: RowOrder, beside: int,
-    of_samples: bool = False, all_rows: int = 0,
+    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, shares: Sequence[Share],
+    beside: int, of_samples: bool,
 ) -> SolvePlan:  # fmt: skip
     """Share a job's memory between rows and entries.
 
-    largest_class: active rows of the largest class at the start. beside: jobs that a process runs beside each other; their
-    large classes have the threads that are left. of_samples: whether rows have weights. all_rows: bytes of a job that
-    solves on all rows at first, 0 where none does. Raises
-    MemoryLimitError where it is too little.
+    beside: jobs that a process runs beside each other; their large classes have the threads that are left. of_samples:
+    whether rows have weights. Raises MemoryLimitError where it is too little.
     """
-    t, row_bytes = beside, ROW_BYTES + _WEIGHT_BYTES * of_samples
+    n_samples, n_features, t = dataset.n_samples, dataset.n_features, beside
+    most = np.array([dataset.most_positives()])  # an active set grows with the positives
+    largest_class = int(most[0] + start_sizes(most, n_samples)[0])
+    order = row_order(n_samples, dataset.X_rows().nnz)
+    row_bytes = ROW_BYTES + _WEIGHT_BYTES * of_samples
+    # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start; a wide unit
+    writer_bytes = WRITER_BYTES + 32 * n_features * parameters.approximate + (20 * n_features + 4 * MIB) * warm_start
+    writer_bytes += _SOLVED_BYTES * max(0, *(share.last - share.first - UNIT for share in shares))
     fixed = {
         "features": t * (45 * n_features + 8 * MIB),  # scratch, weights, their counts
         "marks of rows": t * (n_samples // 4 + n_samples // 16),
@@ -129,8 +147,8 @@ def plan_solve(
         if streaming + least > needs["rows"] // t:
             needs = {"large classes": t * (streaming + least)}
     plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
-    if all_rows:
-        on_all = {"all rows": t * all_rows, "writers and windows": fixed["writers and windows"]}
+    if parameters.all_rows:
+        on_all = {"all rows": t * all_rows_bytes(dataset), "writers and windows": fixed["writers and windows"]}
         plan.refuse_unless(on_all, f"solving on all rows on {t} threads")
     left = (plan.budget - sum(fixed.values())) // t
     rows = left // 4 // row_bytes  # of a batch, or of a class by itself
@@ -140,6 +158,76 @@ def plan_solve(
         nnz = max(plan.longest, min((left - streaming - 8 * n_features) // (2 * BUFFERS), 36 * MIB)) // 8
         room = StreamRoom(nnz, left - streaming - 8 * BUFFERS * nnz, threads, n_features, order.n_strips)
     return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room, beside)
+
+
+def cut_shares(
+    units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan, parameters: PPDSparseParameters
+) -> tuple[list[Share], int]:
+    """Units in shares of nearly equal work, and how many of them a process solves beside each other, at most.
+
+    There are two for each thread of all workers at least, or whole units where these are enough; and so many that none takes
+    much longer than `MemoryPlan.job_seconds`. A class counts by the rows that it begins with: all of them, if `all_rows` is
+    set. Where there are large classes and jobs cannot hold X, every share streams X by itself, and the threads of a
+    process share that (see `streaming`): so each has a process with all its threads and memory for itself, and there are no
+    more than are worth that.
+    """
+    at_once, all_rows = plan.threads * plan.processes, bool(parameters.all_rows)
+    n, nnz = dataset.n_samples, dataset.X_rows().nnz
+    counts = dataset.label_counts()
+    rows = np.where((counts > 0) & (counts < n), n, 0) if all_rows else counts + start_sizes(counts, n)
+    entries = np.concatenate([[0.0], np.cumsum(rows * (nnz / n))])
+    enough = len(units) >= _ENOUGH * at_once
+    wanted, least, beside = 1, _LEAST, plan.threads
+    if at_once > 1 and not enough:
+        wanted = at_once if all_rows else _SHARES * at_once
+    # the round that passes over a class's rows most often
+    passes = max(parameters.epochs_of(0), parameters.epochs_of((parameters.common_rounds or 1) - 1))
+    longest = plan.job_seconds / (passes * (_LANE_PASS_SECONDS if all_rows else _PASS_SECONDS))
+    if not all_rows and int(rows.max(initial=0)) > row_order(n, nnz).large and 8 * nnz > plan.per_thread // _HELD:
+        longest = max(longest, _STREAMED * nnz)
+        if not enough:
+            wanted, beside = plan.processes, 1 if len(units) <= plan.processes else plan.threads
+    if plan.cuts.shares:
+        wanted, least = plan.cuts.shares, 1
+    size = max(least, min(entries[-1] / wanted, longest))
+    step = LANES * nnz if all_rows and not plan.cuts.shares else 0  # what is solved together stays together
+    middles = (entries[1:] + entries[:-1]) / 2
+    shares = []
+    for unit in units:
+        begin, end = entries[unit.first], entries[unit.last]
+        parts = max(1, math.ceil((end - begin) / size - _NEARLY))
+        places = np.linspace(begin, end, parts + 1)[1:-1]
+        if step:
+            places = begin + step * np.maximum(1, np.round((places - begin) / step))
+        bounds = np.searchsorted(middles, places)  # the nearest end of a class
+        cut = sorted({unit.first, *np.clip(bounds, *unit).tolist(), unit.last})
+        shares += [Share(first, last, unit) for first, last in itertools.pairwise(cut)]
+    return shares, beside
+
+
+def solve_plan(
+    dataset: Dataset, plan: MemoryPlan, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
+    of_samples: bool = False, guided: bool = False,
+) -> tuple[list[Share], SolvePlan]:  # fmt: skip
+    """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little.
+
+    guided: whether groups of labels are learned, which may be beside the first solves, as one more job.
+    """
+    others = int(guided and not parameters.all_rows)
+    whole = [Share(*unit, unit) for unit in units]
+    # as many jobs as threads need more memory than one: where it is not there, there are as few as one thread would have
+    few, _ = cut_shares(units, dataset, replace(plan, threads=1, processes=1, cuts=Cuts()), parameters)
+    cut, beside = cut_shares(units, dataset, plan, parameters)
+    ways = [(cut, min(beside, len(cut) + others)), (few, min(plan.threads, len(few)))]
+    if parameters.all_rows:  # it may hold all rows once, where it cannot for each thread
+        ways.append((few, 1))
+    elif few != whole:
+        ways.append((whole, min(plan.threads, len(whole))))
+    for shares, beside in ways[:-1]:
+        with suppress(MemoryLimitError):
+            return shares, plan_solve(plan, dataset, parameters, warm_start, shares, beside, of_samples)
+    shares, beside = ways[-1]
+    return shares, plan_solve(plan, dataset, parameters, warm_start, shares, beside, of_samples)
 
 
 def choose_streamed(
@@ -176,36 +264,6 @@ class SearchSize:
     span: TileRange
     wanted: Sequence[int]
     active: Sequence[int]
-
-
-def next_search(path: Path, unit: Unit, dataset: Dataset, parameters: PPDSparseParameters) -> Receipt:
-    """Of the job that wrote a unit's state: how many classes are open, and what the search after it needs for them.
-
-    The sizes of tiles are exact; a tile of fewer weights, for an approximate search, is smaller. Searches hold open classes
-    alone, so one tile is enough for a wide unit too.
-    """
-    n, n_features = unit.last - unit.first, dataset.n_features
-    state = UnitState(path, n, dataset.n_samples, n_features)
-    open_ = state.statistics[:, STATUS] == OPEN
-    occurrences = dataset.feature_counts() if parameters.approximate else None
-    tiles = TileSizes(*unit, n_features, occurrences, EIGHTH * len(unit.numbers))
-    tiles.in_tiles[:] = open_
-    for w in state.weights.blocks(max(4 * MIB, 16 * n_features)):
-        lengths, mine = np.diff(w.indptr), open_[w.start : w.start + w.n]
-        tiles.add(lengths * mine, w.indices if mine.all() else w.indices[np.repeat(mine, lengths)])
-    wanted = np.where(open_, state.statistics[:, ROOM], 0)
-    active = np.where(open_, np.diff(state.active.ends(0, n)), 0)
-    ranges = []
-    for span in tiles.ranges:
-        of = slice(span.first - unit.first, span.last - unit.first)
-        ranges.append([*astuple(span), held_rows(wanted[of]), held_rows(active[of])])
-    return {
-        "open": int(open_.sum()),
-        "nnz": state.weights.nnz,
-        "inside": float(state.statistics[open_, INSIDE].max(initial=0.0)),
-        "tile_ranges": ranges,
-        **({"work": tiles.work} if parameters.approximate else {}),
-    }
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from xmc_stream.ppdsparse.kernels.active import set_signs, start_sets
 from xmc_stream.ppdsparse.kernels.search import ActiveAhead, BestRows, LossSums, bias_losses, loss_grid, search
 from xmc_stream.ppdsparse.plan import SolvePlan
 from xmc_stream.ppdsparse.problem import Problem
-from xmc_stream.ppdsparse.sets import RowBits, kept_rows
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, row_order, solve_on_all_rows, start_sizes
+from xmc_stream.ppdsparse.state import RowBits, kept_rows
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream

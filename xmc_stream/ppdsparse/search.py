@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,29 +34,18 @@ from xmc_stream.ppdsparse.kernels.search import (
     places,
     search,
 )
-from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
-from xmc_stream.ppdsparse.problem import Problem, RowWeights
-from xmc_stream.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, UnitState
+from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, NARROW, PPDSparseParameters
+from xmc_stream.ppdsparse.problem import LossWeights, Problem, RowWeights
+from xmc_stream.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, UnitState, new_unit_state
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
+from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.warmup import a_few_rows
+from xmc_stream.store.chunks import clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import LineWriter
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 
 _WINDOW = 1 << 19  # entries of active sets read at a time
-
-
-def fewer_weights(
-    indptr: NDArray[np.int64], features: NDArray[Any], values: NDArray[np.float32], labels: NDArray[np.int64],
-    parameters: PPDSparseParameters, seed: int, round_: int,
-) -> int:  # fmt: skip
-    """Make classes' weights, a CSC triple, those that an approximate search scores with; returns how many remain."""
-    n = len(features)
-    if parameters.cut > 0:
-        n = cut_small(indptr, features, values, parameters.cut)
-    if parameters.delta > 0:
-        n = sparsify(indptr, features[:n], values[:n], labels, seed, round_, parameters.delta)
-    return n
 
 
 @dataclass(frozen=True)
@@ -132,7 +120,7 @@ class _SpanSearch:
         self.ahead = ActiveAhead(
             np.zeros(self.width, np.int64), np.zeros(self.width, np.int64), np.empty(most_active, np.int32)
         )  # fmt: skip
-        self.start_interval(0, state.active.indices)
+        self.start_interval(0)
 
     @staticmethod
     def _begins_of_intervals(
@@ -150,10 +138,10 @@ class _SpanSearch:
             low = high
         return begins
 
-    def start_interval(self, interval: int, indices: ChunkedArray | None = None) -> None:
+    def start_interval(self, interval: int) -> None:
         """Read the active rows of an interval, as numbers from the job's start, class after class."""
-        if indices is None:  # not left open: a file of each span of a block is more than a process may have open
-            indices = open_array(Path(self.span.state) / "active" / "indices")
+        # not left open: a file of each span of a block is more than a process may have open
+        indices = open_array(Path(self.span.state) / "active" / "indices")
         firsts = self.begins[self.classes, interval]
         counts = self.begins[self.classes, interval + 1] - firsts
         ends = np.cumsum(counts)
@@ -206,15 +194,15 @@ class _SpanSearch:
     def make_tile(self, n_features: int) -> Tile:
         """Weights of the open classes, by feature: all and whole, of 16 bits, or some of these, see `SearchJob.kind`."""
         weights = SparseMatrix(Path(self.span.state) / "weights").expect((n_features, None), "csc_matrix", np.float32)
-        low, job, problem = self.span.first - self.span.unit.first, self.job, self.job.problem
+        low, job, p = self.span.first - self.span.unit.first, self.job, self.job.problem.parameters
         classes = self.classes.astype(np.int64)
         block = weights.gather(low + classes)
-        n = len(block.indices)
-        if job.kind == APPROXIMATE:
-            labels = self.span.first + classes
-            n = fewer_weights(
-                block.indptr, block.indices, block.values, labels, problem.parameters, problem.seed, job.round
-            )
+        n = len(block.indices)  # weights that remain
+        if job.kind == APPROXIMATE and p.cut > 0:
+            n = cut_small(block.indptr, block.indices, block.values, p.cut)
+        if job.kind == APPROXIMATE and p.delta > 0:
+            labels, of = self.span.first + classes, (block.indptr, block.indices[:n], block.values[:n])
+            n = sparsify(*of, labels, job.problem.seed, job.round, p.delta)
         return make_tile(block.indptr, block.indices[:n], block.values[:n], self.bias, n_features, job.kind != EXACT)
 
     def tile(self, n_features: int) -> AbstractContextManager[Tile]:
@@ -328,3 +316,16 @@ class SearchJob:
             "bytes_read": X.bytes_read + Y.bytes_read,
             **work,
         }
+
+
+def search_in_fours(parameters: PPDSparseParameters) -> None:
+    """For a warm-up: search a few rows that are dense enough for tiles of four rows, with weights of both kinds."""
+    with a_few_rows(d=6) as dataset:
+        path, n, k = dataset.path.parent, dataset.n_samples, dataset.n_labels
+        with new_unit_state(path / "state", k, n, dataset.n_features) as writer:
+            writer.active.append(np.zeros(k, np.int64), np.zeros(0, np.int32), np.zeros(0))
+            writer.weights.append(np.ones(k, np.int64), np.zeros(k, np.int32), np.ones(k, np.float32))
+        span, plan = UnitSpan(0, k, Unit(0, k), str(path / "state"), MIB), MemoryPlan(2**40, 256 * MIB, 1)
+        problem = Problem(str(dataset.path), parameters, 0, plan, LossWeights(None, n))
+        for kind in (EXACT, NARROW):
+            SearchJob(problem, 1, False, kind, 0, n, (span,), 1, str(path / f"found{kind}"), MIB, n, 0.0).run()

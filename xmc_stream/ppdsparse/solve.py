@@ -16,11 +16,11 @@ from xmc_stream.linear.kernels.dcd import new_scratch
 from xmc_stream.linear.kernels.densedcd import padded
 from xmc_stream.linear.kernels.penalty import Times
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.ppdsparse.kernels.balance import start_alpha, start_scores
+from xmc_stream.ppdsparse.candidates import Found
+from xmc_stream.ppdsparse.kernels.active import start_alpha, start_scores
 from xmc_stream.ppdsparse.parameters import EXACT
-from xmc_stream.ppdsparse.plan import SolvePlan, choose_streamed, next_search
-from xmc_stream.ppdsparse.problem import Found, Problem, Share, ShareWeights
-from xmc_stream.ppdsparse.sets import RoundSets, kept_rows
+from xmc_stream.ppdsparse.plan import SolvePlan, choose_streamed
+from xmc_stream.ppdsparse.problem import Problem, Share, ShareWeights
 from xmc_stream.ppdsparse.solver import (
     Sink,
     Solver,
@@ -42,10 +42,13 @@ from xmc_stream.ppdsparse.state import (
     ROOM,
     STATUS,
     SURE,
+    RoundSets,
     UnitState,
     UnitStateWriter,
     close_classes,
+    kept_rows,
     new_unit_state,
+    next_search,
     set_known,
     update_statistics,
 )
@@ -53,7 +56,7 @@ from xmc_stream.ppdsparse.streaming import LargeClasses
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
+from xmc_stream.store.matrix import Block, Buffer
 from xmc_stream.system.stop import work_name
 
 _turn = Lock()  # of a job that is planned to have its process for itself
@@ -184,7 +187,9 @@ class _ShareSolve:
         kind = np.where((known[:, STATUS] == DONE) | (known[:, BIAS] == SURE), _CARRIED, _SOLVED)
         kind[streamed] = _STREAMED
         sets.room[kind == _CARRIED] = 0
-        batches = Batches(self.solver, sets, self.X, self.job.sizes, self.weights, self.job.start, out)
+        sizes, most = self.job.sizes, self.X.nnz
+        self.scratch = new_scratch(self.shape[1], min(sizes.max_rows, self.shape[0]), min(sizes.max_class_nnz, most))
+        self.buffer = Buffer(self.X, min(sizes.max_nnz, most))
         # a row that was found takes a quarter of an active one while they are merged
         for low, high in self._cut(kind, self.n_active + n_found // 4):
             if kind[low] == _STREAMED and large is not None:
@@ -192,14 +197,14 @@ class _ShareSolve:
                 out.copy(large, line, line + high - low)
             elif (known[low:high, STATUS] == OPEN).any():
                 solved = kind[low:high] == _SOLVED
-                self.kept[low:high] = np.where(solved, batches.solve(low, high, solved), 0)
+                self.kept[low:high] = np.where(solved, self._solve(low, high, solved, out), 0)
             elif sets.previous is not None:
                 out.copy(sets.previous, sets.line + low, sets.line + high)
             else:
                 out.add_empty(high - low)
+        del self.scratch, self.buffer  # or they would stay while the next search is planned, uncounted
         if large is not None:
             large.path.unlink()
-        self.fresh, self.used = self.fresh + batches.fresh, self.used + batches.used
 
     def _stream(
         self, n_found: NDArray[np.int64], known: NDArray[np.float64]
@@ -207,23 +212,16 @@ class _ShareSolve:
         """Solve large classes as X streams by, where that is the way; returns which, and a state that has them in turn."""
         job, room, solver = self.job, self.job.sizes.room, self.solver
         classes = np.flatnonzero((self.n_active > solver.order.large) & (known[:, STATUS] == OPEN))
-        if len(classes):
-            chosen = choose_streamed(
-                self.n_active[classes], solver.steps.epochs, job.sizes, self.X.nnz, self.dataset.n_samples
-            )
-            classes = classes[chosen]
+        n_active, n_samples = self.n_active[classes], self.dataset.n_samples
+        classes = classes[choose_streamed(n_active, solver.steps.epochs, job.sizes, self.X.nnz, n_samples)]
         if not len(classes) or room is None:
             return classes, None
         path, ramp = self._scratch("large"), None if job.start is None else ramp_of(solver.parameters, job.start)
         with new_unit_state(path, len(classes), *self.shape, durable=False) as lines:
             large = LargeClasses(solver, self.sets, self.X, room, self.weights, ramp, self._scratch("active"))
             self.kept[classes] = large.solve(classes, self.n_active[classes], n_found[classes], lines)
-        self.fresh, self.used, self.passes, self.looked_up = (
-            large.fresh,
-            large.used,
-            large.passes,
-            large.rows.bytes_read,
-        )
+        self.fresh, self.used, self.passes = large.fresh, large.used, large.passes
+        self.looked_up = large.rows.bytes_read
         of_round = [BIAS, DUAL, KEPT, INSIDE]
         known[classes[:, None], of_round] = lines.statistics[:, of_round]
         return classes, UnitState(path, len(classes), *self.shape)
@@ -254,33 +252,13 @@ class _ShareSolve:
             low = high
         return batches
 
-
-class Batches:
-    """Solves classes of a share, which count from its first; `out` gets them in turn.
-
-    sets: their active sets. weights: of them in the loss. start: what the model of a warm start was trained
-    with, in the first round.
-    """
-
-    def __init__(
-        self, solver: Solver, sets: RoundSets, X: SparseMatrix, sizes: SolvePlan, weights: ShareWeights,
-        start: Mapping[str, float] | None, out: UnitStateWriter,
-    ) -> None:  # fmt: skip
-        self.solver, self.sets, self.X, self.sizes, self.weights = solver, sets, X, sizes, weights
-        self.start, self.out, self.n_features = start, out, X.shape[1]
-        most_rows, most_nnz = min(sizes.max_rows, sets.n_samples), min(sizes.max_class_nnz, X.nnz)
-        self.scratch = new_scratch(self.n_features, most_rows, most_nnz)
-        self.buffer = Buffer(X, min(sizes.max_nnz, X.nnz))
-        # negatives that an approximate search brought in, and those with alpha > 0 in the end
-        self.fresh = self.used = 0
-
-    def solve(self, low: int, high: int, solved: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Classes [low, high): those that are solved, and between them those that are carried over as they are.
+    def _solve(self, low: int, high: int, solved: NDArray[np.bool_], out: UnitStateWriter) -> NDArray[np.int64]:
+        """A batch, classes [low, high): those that are solved, and between them those that are carried over as they are.
 
         All together if their rows fit, else one half after the other; a class by itself as it may be. Returns the sizes of the
         active sets that are kept.
         """
-        whole, statistics, sink = self.sets.of(low, high), np.empty((high - low, 4)), self._sink(low, solved)
+        whole, statistics, sink = self.sets.of(low, high), np.empty((high - low, 4)), self._sink(low, solved, out)
         # what was kept of the last round has alpha > 0, but for positives
         fresh = (whole.alpha == 0.0) & (whole.sign < 0) if self.sets.approximate else np.zeros(0, np.bool_)
         sets = whole if solved.all() else _some(whole, solved)
@@ -303,14 +281,14 @@ class Batches:
         if self.sets.approximate:
             self.fresh += int(fresh.sum())
             self.used += int((fresh & (whole.alpha > 0.0)).sum())
-        known = self.out.statistics[low:high]
+        known = out.statistics[low:high]
         open_ = np.flatnonzero(solved & (known[:, STATUS] == OPEN))
         known[open_[:, None], [BIAS, DUAL, KEPT, INSIDE]] = statistics[open_]
         kept, counts = kept_rows(whole)
-        self.out.active.append(counts, whole.rows[kept], whole.alpha[kept])
+        out.active.append(counts, whole.rows[kept], whole.alpha[kept])
         return counts
 
-    def _sink(self, low: int, solved: NDArray[np.bool_]) -> Sink:
+    def _sink(self, low: int, solved: NDArray[np.bool_], out: UnitStateWriter) -> Sink:
         """Takes the weights of classes from `low` on as they are solved; of carried ones, the weights that they had."""
         # of runs of solved classes, and of carried ones
         ends = np.append(np.flatnonzero(np.diff(solved)) + 1, len(solved))
@@ -324,17 +302,17 @@ class Batches:
                 if solved[begin]:
                     mine = counts[begin - first : done - first]
                     part = slice(filled, filled + int(mine.sum()))
-                    self.out.weights.append(mine, features[part], values[part])
+                    out.weights.append(mine, features[part], values[part])
                     filled = part.stop
                 elif self.sets.previous is not None:
                     line = self.sets.line + low
-                    self.out.weights.copy(self.sets.previous.weights, line + begin, line + done)
+                    out.weights.copy(self.sets.previous.weights, line + begin, line + done)
 
         return sink
 
     def _gather(self, sets: ActiveSets) -> tuple[NDArray[np.int64], Block, Times] | None:
         """The rows of some classes, if they fit: which of them are each class's, and how many times C counts."""
-        sizes = self.sizes
+        sizes = self.job.sizes
         if len(sets.rows) > sizes.max_rows:
             return None
         union = self.sets.bits.set(sets.rows)
@@ -342,22 +320,22 @@ class Batches:
         most, total = sizes.max_nnz, int(spans[1].sum())
         if self.solver.dense:  # as whole lines they are there twice
             most //= 2
-        if total > most or (self.solver.dense and 4 * len(union) * padded(self.n_features) > 8 * most):
+        if total > most or (self.solver.dense and 4 * len(union) * padded(self.shape[1]) > 8 * most):
             return None
         at = self.sets.bits.places(sets.rows)
         nnz = np.diff(np.concatenate([[0], np.cumsum(spans[1][at])])[sets.ptr])  # of each class
         if int(nnz.max()) > sizes.max_class_nnz:
             return None
         block, times = self.X.gather(union, self.buffer, spans), self._times(sets, union)
-        if self.start is not None:
+        if self.job.start is not None:
             self._start_scores(sets, at, block)
-            self._start_alpha(sets, at, times, self.start)
+            self._start_alpha(sets, at, times, self.job.start)
         return at, block, times
 
     def _solve_alone(self, sets: ActiveSets, statistics: NDArray[np.float64], sink: Sink) -> None:
         """One class of any size."""
-        lengths, times, most = self.X.lengths(sets.rows)[1], self._times(sets, sets.rows), self.sizes.max_nnz
-        if self.start is not None:
+        lengths, times, most = self.X.lengths(sets.rows)[1], self._times(sets, sets.rows), self.job.sizes.max_nnz
+        if self.job.start is not None:
             ends = np.concatenate([[0], np.cumsum(lengths)])
             begin = 0
             while begin < len(sets.rows):
@@ -368,7 +346,7 @@ class Batches:
                 )
                 self._start_scores(part, np.arange(end - begin), block)
                 begin = end
-            self._start_alpha(sets, np.arange(len(sets.rows)), times, self.start)
+            self._start_alpha(sets, np.arange(len(sets.rows)), times, self.job.start)
         self.solver.solve_large(
             sets, lengths, lambda rows: self.X.gather(rows, self.buffer), most, self.scratch, statistics, sink, times
         )
@@ -385,7 +363,7 @@ class Batches:
             return
         low = self.sets.line + sets.first_label - self.sets.first
         biases = previous.statistics[:, BIAS].copy()
-        dense = np.zeros(self.n_features, np.float32)
+        dense = np.zeros(self.shape[1], np.float32)
         for w in previous.weights.blocks(max(MIB, 16 * len(dense)), low, low + len(sets.ptr) - 1):
             ptr = sets.ptr[w.start - low : w.start - low + w.n + 1]
             mine = slice(int(ptr[0]), int(ptr[-1]))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -102,9 +102,19 @@ def penalty_of(parameters: PPDSparseParameters, dense: bool = False) -> Penalty:
 
 
 def ramp_of(parameters: PPDSparseParameters, of_model: Mapping[str, float]) -> Ramp:
-    """A warm start's alpha, see `PPDSparseParameters.start_slopes`."""
-    penalty, slopes = penalty_of(parameters), parameters.start_slopes(of_model)
-    return Ramp(slopes[0], penalty.upper, slopes[1], penalty.upper_positive)
+    """A warm start's alpha: how much a margin that falls short of 1 by one gives a negative, and a positive.
+
+    of_model: as of `PPDSparseParameters.warm_near`.
+
+    Of the squared hinge it is the solution's, at the smaller C of both: at the larger one all alpha are too large
+    at once where C has grown, and w with them, which takes many epochs to undo. The hinge's is C wherever the
+    margin falls short, and anything in [0, C] where it is 1: a steep ramp, as many stand there and rounding throws
+    them to either side.
+    """
+    p, penalty = parameters, penalty_of(parameters)
+    before, steep = {**asdict(p), **of_model}, 1.0 if p.loss == "squared_hinge" else 10.0
+    positive = min(before["C"] * before["positive_weight"], p.C * p.positive_weight)
+    return Ramp(min(before["C"], p.C) * steep, penalty.upper, positive * steep, penalty.upper_positive)
 
 
 Sink = Callable[[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]], None]

@@ -23,7 +23,6 @@ from xmc_stream.methods.contract import Step
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.kernels.active import start_sets
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.ppdsparse.plan import next_search
 from xmc_stream.ppdsparse.problem import Problem
 from xmc_stream.ppdsparse.solver import added_sizes, start_sizes, warm_sizes
 from xmc_stream.ppdsparse.state import (
@@ -38,6 +37,7 @@ from xmc_stream.ppdsparse.state import (
     UnitState,
     UnitStateWriter,
     new_unit_state,
+    next_search,
     set_known,
 )
 from xmc_stream.runtime.job import Receipt
@@ -161,12 +161,6 @@ def match_bytes(dataset: Dataset, model: LinearWeights) -> int:
     return 40 * dataset.n_labels + (12 + NamedIds.BYTES * named) * model.n_labels + 4 * MIB
 
 
-def matched(path: Path, n_labels: int, first: int, last: int) -> NDArray[np.int64]:
-    """What a `MatchJob` found for labels [first, last)."""
-    found: NDArray[np.int64] = read_small(path, "labels", n_labels, np.int64, slice(first, last))
-    return found
-
-
 def _runs(found: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Ranges of a match whose labels are neighbours in the model too, in the same order, or all begin from nothing."""
     breaks = np.where(found[1:] < 0, found[:-1] >= 0, found[1:] != found[:-1] + 1)
@@ -203,7 +197,9 @@ class StartJob:
         Y = dataset.Y_columns()
         counts = np.diff(Y.ends(first, last))
         learned = (counts > 0) & (counts < n_samples)
-        found = np.where(learned, matched(Path(self.match), dataset.n_labels, first, last), -1)
+        found = np.where(
+            learned, read_small(Path(self.match), "labels", dataset.n_labels, np.int64, slice(*self.unit)), -1
+        )
         drawn = np.where(learned & (found < 0), start_sizes(counts, n_samples), 0)
         drawn[counts + drawn > 2 * _ROWS] = 0  # these are not read at once: the next search brings negatives
         with new_unit_state(Path(self.out), last - first, n_samples, n_features) as writer:

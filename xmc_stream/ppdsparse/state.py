@@ -1,21 +1,52 @@
 """The state of a unit of classes after a round: active sets, weights, and statistics of each class, a line of numbers.
 
-Scratch of one run: written whole or not at all, read by the next jobs, removed when no job needs it any more.
+Scratch of one run: written whole or not at all, read by the next jobs, removed when no job needs it any more. Here is how it
+lies on disk, what a search changes in it, the active sets of the next round that are made of it, and what becomes of it: a
+unit's of those of its shares, the model's of the last one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.linear.kernels.penalty import ONCE
-from xmc_stream.ppdsparse.candidates import CandidateRows, holding
-from xmc_stream.ppdsparse.parameters import DOUBLINGS, FAR, PATIENCE, ROUNDING, PPDSparseParameters
+from xmc_stream.linear.tiles import EIGHTH, TileSizes
+from xmc_stream.linear.weights import HALF_LEAST, Unit, half_holds, new_unit, tiles_of
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.ppdsparse.candidates import (
+    CandidateRows,
+    Found,
+    candidate_windows,
+    holding,
+    read_candidates,
+    select_threshold,
+)
+from xmc_stream.ppdsparse.kernels.active import (
+    count_before,
+    mark,
+    marked_rows,
+    merge_candidates,
+    rank,
+    set_signs,
+    start_sets,
+)
+from xmc_stream.ppdsparse.parameters import APPROXIMATE, DOUBLINGS, FAR, PATIENCE, ROUNDING, PPDSparseParameters
+from xmc_stream.ppdsparse.plan import held_rows
+from xmc_stream.ppdsparse.problem import Problem, Share
+from xmc_stream.ppdsparse.solver import start_sizes
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.chunks import read_small
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import PackedMatrixWriter, PackWriter, new_pack
 from xmc_stream.store.matrix import SparseMatrix
 
@@ -24,7 +55,8 @@ from xmc_stream.store.matrix import SparseMatrix
 BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, MARK, FRESH, N_STATISTICS = range(11)
 OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; not any more; nothing to be learned
 SURE = 1e6  # the score of a class that every training row is positive for
-WRITER_BYTES = 12 * 2**20  # of a state and one of large classes: a chunk of each array, copies of what is appended
+Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # of a class: features, values, bias
+_Weights = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]
 
 
 class UnitStateWriter:
@@ -111,6 +143,12 @@ def update_statistics(
     return n_found
 
 
+def objective_and_gap(statistics: NDArray[np.float64], C: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The objective of each class, and its duality gap; losses are known."""
+    objective = statistics[:, KEPT] + C * statistics[:, LOSS]
+    return objective, objective + statistics[:, DUAL]
+
+
 def close_classes(
     statistics: NDArray[np.float64], complete: NDArray[np.bool_] | bool, parameters: PPDSparseParameters, round_: int
 ) -> None:
@@ -119,8 +157,7 @@ def close_classes(
     complete: whether no row outside the active set violates.
     """
     done = complete & (statistics[:, INSIDE] <= parameters.tol)
-    objective = statistics[:, KEPT] + parameters.C * statistics[:, LOSS]
-    gap = objective + statistics[:, DUAL]
+    objective, gap = objective_and_gap(statistics, parameters.C)
     if parameters.common_rounds is not None:
         done |= (gap <= FAR * objective) & (round_ >= parameters.own_rounds(statistics[:, FRESH] > 0))
     elif round_ and round_ % PATIENCE == 0:
@@ -130,3 +167,246 @@ def close_classes(
         done |= (round_ > PATIENCE) & (gap <= ROUNDING * objective)
         statistics[:, MARK] = gap
     statistics[(statistics[:, STATUS] == OPEN) & done, STATUS] = DONE
+
+
+class RowBits:
+    """A set of rows, a bit each. before: how many of them are ahead of each of the words."""
+
+    def __init__(self, n_samples: int) -> None:
+        self.n_samples = n_samples
+        self.words = np.zeros(-(-n_samples // 64), np.uint64)
+        self.before = np.empty(len(self.words), np.int32)
+
+    def set(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Mark some rows and no others; returns the different ones, ascending."""
+        self.words[:] = 0
+        mark(rows, self.words)
+        union = np.empty(count_before(self.words, self.before), np.int64)
+        marked_rows(self.words, union)
+        return union
+
+    def has(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of some rows are marked."""
+        return np.asarray((self.words[rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) > 0)
+
+    def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which of the marked rows each row is; they are counted."""
+        at = np.empty(len(rows), np.int64)
+        rank(rows, self.words, self.before, at)
+        return at
+
+
+def kept_rows(sets: ActiveSets) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """The active rows that stay after a solve, all but negatives with alpha = 0; how many each class has."""
+    kept = (sets.sign > 0) | (sets.alpha > 0.0)
+    return kept, np.diff(np.concatenate([[0], np.cumsum(kept)])[sets.ptr])
+
+
+class RoundSets:
+    """Of the classes of a share, which count from its first.
+
+    previous: the unit's state after the round before, or that of a warm start; None where classes begin from nothing. found: by
+    the search before. line: of the first class, in `previous`. room: rows that each class may add.
+    """
+
+    def __init__(
+        self, problem: Problem, dataset: Dataset, round_: int, share: Share, previous: UnitState | None, found: Found
+    ) -> None:  # fmt: skip
+        self.seed, self.n_samples, self.Y = problem.seed, dataset.n_samples, dataset.Y_columns()
+        self.first, self.n, self.line = share.first, share.last - share.first, share.first - share.unit.first
+        self.previous, self.approximate = previous, found.kind == APPROXIMATE
+        self.found = found.open(self.n_samples)
+        self.bits = RowBits(self.n_samples)
+        self.room = np.zeros(self.n, np.int64)
+        if previous is not None:
+            self.room = previous.statistics[self.line : self.line + self.n, ROOM].astype(np.int64)
+            if (
+                round_ == problem.parameters.common_rounds
+            ):  # a check keeps the best row of each job, a matter of the cut
+                self.room = np.minimum(self.room, 1)
+
+    def of(self, low: int, high: int) -> ActiveSets:
+        """Of classes [low, high)."""
+        first, last = self.first + low, self.first + high
+        positives, ptr = self.Y.block(first, last), np.zeros(high - low + 1, np.int64)
+        if self.previous is None:
+            counts = np.diff(positives.indptr)
+            sizes = start_sizes(counts, self.n_samples)
+            rows = np.empty(int((counts + sizes).sum()), np.int64)
+            start_sets(positives.indptr, positives.indices, sizes, first, self.n_samples, self.seed, ptr, rows)
+            alpha = np.zeros(len(rows))
+        else:
+            old, room = self.previous.active.block(self.line + low, self.line + high), self.room[low:high]
+            f_ptr, f_rows, f_scores = read_candidates(self.found, first, last, self.n_samples, room)
+            rows = np.empty(int((np.diff(old.indptr) + np.minimum(room, np.diff(f_ptr))).sum()), np.int64)
+            alpha = np.empty(len(rows))
+            merge_candidates(old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, ptr, rows, alpha)
+        sign = np.empty(len(rows), np.int8)
+        set_signs(positives.indptr, positives.indices, ptr, rows, sign)
+        return ActiveSets(first, ptr, rows, sign, alpha)
+
+    def new_rows(self, c: int) -> Iterator[NDArray[np.int64]]:
+        """What class c adds of what was found, part by part."""
+        if self.previous is None:
+            return
+        label = self.first + c
+        score, last = select_threshold(self.found, label, int(self.room[c]))
+        for rows, scores in candidate_windows(self.found, label):
+            yield rows[(scores > score) | ((scores == score) & (rows <= last))]
+
+    def start_weights(self, classes: NDArray[np.int64]) -> Iterator[Weights]:
+        """Weights and biases that a warm start begins from."""
+        if self.previous is not None:
+            for line in (self.line + classes).tolist():
+                w = self.previous.weights.block(line, line + 1)
+                yield w.indices, w.values, float(self.previous.statistics[line, BIAS])
+
+
+def next_search(path: Path, unit: Unit, dataset: Dataset, parameters: PPDSparseParameters) -> Receipt:
+    """Of the job that wrote a unit's state: how many classes are open, and what the search after it needs for them.
+
+    The sizes of tiles are exact; a tile of fewer weights, for an approximate search, is smaller. Searches hold open classes
+    alone, so one tile is enough for a wide unit too.
+    """
+    n, n_features = unit.last - unit.first, dataset.n_features
+    state = UnitState(path, n, dataset.n_samples, n_features)
+    open_ = state.statistics[:, STATUS] == OPEN
+    occurrences = dataset.feature_counts() if parameters.approximate else None
+    tiles = TileSizes(*unit, n_features, occurrences, EIGHTH * len(unit.numbers))
+    tiles.in_tiles[:] = open_
+    for w in state.weights.blocks(max(4 * MIB, 16 * n_features)):
+        lengths, mine = np.diff(w.indptr), open_[w.start : w.start + w.n]
+        tiles.add(lengths * mine, w.indices if mine.all() else w.indices[np.repeat(mine, lengths)])
+    wanted = np.where(open_, state.statistics[:, ROOM], 0)
+    active = np.where(open_, np.diff(state.active.ends(0, n)), 0)
+    ranges = []
+    for span in tiles.ranges:
+        of = slice(span.first - unit.first, span.last - unit.first)
+        ranges.append([*astuple(span), held_rows(wanted[of]), held_rows(active[of])])
+    return {
+        "open": int(open_.sum()),
+        "nnz": state.weights.nnz,
+        "inside": float(state.statistics[open_, INSIDE].max(initial=0.0)),
+        "tile_ranges": ranges,
+        **({"work": tiles.work} if parameters.approximate else {}),
+    }
+
+
+@dataclass(frozen=True)
+class JoinSharesJob:
+    """Make the state of a unit after a round of those of its shares, which lie beside it.
+
+    folder: of the round's states. sums: over the receipts of the shares.
+    """
+
+    problem: Problem
+    round: int
+    unit: Unit
+    shares: tuple[Share, ...]
+    folder: str
+    sums: Receipt
+
+    @property
+    def key(self) -> str:
+        """As of a job that solves the whole unit."""
+        return f"solve/{self.round}/{self.unit.name}"
+
+    def run(self) -> Receipt:
+        """Copy; the receipt is that of a job that solves the whole unit, without what the shares' receipts say."""
+        drop_tiles()
+        dataset, path = Dataset(self.problem.data), Path(self.folder) / self.unit.name
+        shape = dataset.n_samples, dataset.n_features
+        with new_unit_state(path, self.unit.last - self.unit.first, *shape) as writer:
+            for share in self.shares:
+                state = UnitState(path.with_name(share.name), share.last - share.first, *shape)
+                writer.statistics[share.first - self.unit.first : share.last - self.unit.first] = state.statistics
+                writer.copy(state, 0, share.last - share.first)
+        return {**next_search(path, self.unit, dataset, self.problem.parameters), **self.sums}
+
+
+@dataclass(frozen=True)
+class FinaliseJob:
+    """Write a unit of the model from its last state, and what the last search, an exact one, says of its classes.
+
+    prune: below what a weight is left out; half: weights are stored in 16 bits, where that holds them. Objective and gap are
+    those of the weights before.
+    """
+
+    problem: Problem
+    prune: float
+    half: bool
+    round: int
+    unit: Unit
+    state: str
+    found: Found
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The unit."""
+        return f"finalise/{self.unit.name}"
+
+    def run(self) -> Receipt:
+        """Write; the receipt sums objective, gap and size."""
+        drop_tiles()
+        first, last = self.unit
+        p, dataset = self.problem.parameters, Dataset(self.problem.data)
+        n_samples, n_features = dataset.n_samples, dataset.n_features
+        state = UnitState(Path(self.state), last - first, n_samples, n_features)
+        statistics = state.statistics
+        if self.found.files:  # else no class is open, its solve has seen all rows, or it is a trial and nobody asks
+            of_classes = self.problem.weights.of_classes(dataset, first, last)
+            searched = self.found.open(n_samples)
+            update_statistics(statistics, searched, first, p, self.round, of_classes=of_classes)
+        tiles = TileSizes(first, last, n_features)
+        least = np.float32(self.prune)
+        half = self.half and half_holds(values for *_, values in self._weights(state, least))
+        if half:
+            least = max(least, HALF_LEAST)
+        with new_unit(Path(self.out), n_features, last - first, np.float16 if half else np.float32) as writer:
+            for lengths, features, values in self._weights(state, least):
+                writer.weights.append(lengths, features, values)
+                tiles.add(lengths, features)
+            writer.bias[:] = statistics[:, BIAS]
+            objective, gap = objective_and_gap(statistics, p.C)
+            violation = np.maximum(statistics[:, INSIDE], statistics[:, OUTSIDE])
+            figures = {"objective": objective, "duality_gap": gap, "violation": violation}
+            writer.statistics = {name: values.astype(np.float32) for name, values in figures.items()}
+        learned = statistics[:, STATUS] != EMPTY
+        relative = gap[learned] / objective[learned]
+        return {
+            "nnz": writer.weights.nnz,
+            "float16": writer.weights.nnz if half else 0,
+            "tile_ranges": [astuple(span) for span in tiles.ranges],
+            "learned": int(learned.sum()),
+            "open": int((violation[learned] > p.tol).sum()),
+            "objective": float(objective.sum()),
+            "gap_worst": float(relative.max(initial=0.0)),
+            "gap_sum": float(relative.sum()),
+            "violation": float(violation[learned].max(initial=0.0)),
+        }
+
+    def _weights(self, state: UnitState, least: np.float32) -> Iterator[_Weights]:
+        """Of some classes at a time, the weights of at least that size: how many each has, their features, values."""
+        for block in state.weights.blocks(max(4 * MIB, 16 * state.weights.shape[0])):
+            lengths, features, values = np.diff(block.indptr), block.indices, block.values
+            if least > 0:
+                kept = np.flatnonzero(np.abs(values) >= least)
+                lengths = np.diff(np.searchsorted(kept, block.indptr))
+                features, values = features[kept], values[kept]
+            yield lengths, features, values
+
+
+def figures_of(receipts: Sequence[Receipt], n_labels: int) -> dict[str, Any]:
+    """What a model says of all its units. receipts: of their jobs."""
+    learned = sum(receipt["learned"] for receipt in receipts)
+    return {
+        "nnz": sum(receipt["nnz"] for receipt in receipts),
+        "tiles": tiles_of(receipts),
+        "objective": math.fsum(receipt["objective"] for receipt in receipts),
+        "duality_gap": max(receipt["gap_worst"] for receipt in receipts),
+        "duality_gap_mean": math.fsum(receipt["gap_sum"] for receipt in receipts) / max(learned, 1),
+        "violation": max(receipt["violation"] for receipt in receipts),
+        "n_open": sum(receipt["open"] for receipt in receipts),
+        "n_empty": n_labels - learned,
+    }

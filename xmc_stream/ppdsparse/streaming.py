@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.kernels.blocks import CSR, CSRBlock
-from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
+from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock
+from xmc_stream.kernels.order import GROUP, RowOrder, epoch_key, strip_slots
 from xmc_stream.linear.kernels.dcd import dual_terms, row_squares, take_weights
 from xmc_stream.linear.kernels.penalty import Ramp, Times, of_class
+from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse.active_rows import DiskRows, MemoryRows, Taken, rows_on_disk
+from xmc_stream.ppdsparse.candidates import Found
 from xmc_stream.ppdsparse.kernels.stream import (
     ActiveRows,
     Epoch,
@@ -42,12 +44,13 @@ from xmc_stream.ppdsparse.kernels.stream import (
     start_range,
     violation_range,
 )
+from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import BUFFERS, StreamRoom
-from xmc_stream.ppdsparse.problem import RowWeights, ShareWeights
-from xmc_stream.ppdsparse.sets import RoundSets, Weights
-from xmc_stream.ppdsparse.solver import Solver
-from xmc_stream.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
-from xmc_stream.runtime.plan import MIB
+from xmc_stream.ppdsparse.problem import LossWeights, Problem, RowWeights, Share, ShareWeights
+from xmc_stream.ppdsparse.solver import Solver, ramp_of
+from xmc_stream.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, RoundSets, UnitStateWriter, Weights, new_unit_state
+from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Buffer, SparseMatrix
 from xmc_stream.system.stop import stop_if_unwanted
 
@@ -66,11 +69,6 @@ class RowPortion:
     taken: Taken
     group: Group
     at_hand: RowsAtHand
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """Of a group without strips."""
-        return self.group.low, self.group.high
 
 
 class StreamedRows:
@@ -173,8 +171,9 @@ class StreamSolver:
             inside = np.zeros(n)
 
             def look(portion: RowPortion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+                low, high = portion.group.low, portion.group.high
                 violation_range(
-                    *classes, portion.taken.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
+                    *classes, portion.taken.active, low, high, portion.at_hand, self.v, self.v0, inside, self.penalty,
                     steps.enough, scratch.local,
                 )  # fmt: skip
 
@@ -188,29 +187,15 @@ class StreamSolver:
             self.v[c, features], bias[c] = values, b if len(features) else np.nan
 
         def start_alpha(portion: RowPortion, classes: tuple[int, int], scratch: GroupScratch) -> None:
-            start_range(
-                *classes,
-                portion.taken.active,
-                *portion.rows,
-                portion.at_hand,
-                self.v,
-                bias,
-                ramp,
-            )
+            low, high = portion.group.low, portion.group.high
+            start_range(*classes, portion.taken.active, low, high, portion.at_hand, self.v, bias, ramp)
 
         self._work(self._ranges(True), start_alpha, change=True)
         self.v[:] = 0.0
 
     def _add(self, portion: RowPortion, classes: tuple[int, int], scratch: GroupScratch) -> None:
-        add_range(
-            *classes,
-            portion.taken.active,
-            *portion.rows,
-            portion.at_hand,
-            self.v,
-            self.v0,
-            scratch.local,
-        )
+        low, high = portion.group.low, portion.group.high
+        add_range(*classes, portion.taken.active, low, high, portion.at_hand, self.v, self.v0, scratch.local)
 
     def _epoch(self, key: np.uint64, epoch: Epoch) -> None:
         def step(portion: RowPortion, classes: tuple[int, int], scratch: GroupScratch) -> None:
@@ -411,3 +396,28 @@ class LargeClasses:
                 mine = (sign > 0) | (alpha > 0.0)
                 writer.active.append(counts, rows[mine], alpha[mine])
                 counts = counts[:0]
+
+
+class _AllRows(RoundSets):
+    """All rows are active, and some have alpha > 0."""
+
+    def of(self, low: int, high: int) -> ActiveSets:
+        n = self.n_samples
+        sign = np.where(np.arange(n) < 3, 1, -1).astype(np.int8)
+        return ActiveSets(0, np.array([0, n]), np.arange(n), sign, np.where(sign > 0, 0.5, 0.0))
+
+    def start_weights(self, classes: NDArray[np.int64]) -> Iterator[Weights]:
+        yield np.arange(1), np.ones(1, np.float32), 0.0
+
+
+def stream_a_few(dataset: Dataset, parameters: PPDSparseParameters, starts: bool) -> None:
+    """For a warm-up: solve a class of all of a few rows as these stream by. starts: from weights too."""
+    n, d, k, path = dataset.n_samples, dataset.n_features, dataset.n_labels, dataset.path.parent
+    problem = Problem(str(dataset.path), parameters, 0, MemoryPlan(2**40, 256 * MIB, 1), LossWeights(None, n))
+    sets = _AllRows(problem, dataset, 0, Share(0, k, Unit(0, k)), None, Found())
+    solver, weights = Solver(parameters, 0, RowOrder(n, 0, 1)), ShareWeights(problem.weights, dataset, 0, k)
+    ramp, room = ramp_of(parameters, {}) if starts else None, StreamRoom(64, MIB, 1, d, n)
+    large = LargeClasses(solver, sets, dataset.X_rows(), room, weights, ramp, path / "active")
+    for name, size in (("memory", n), ("disk", MIB)):  # the second is said to be too large for memory
+        with new_unit_state(path / name, 1, n, d) as writer:
+            large.solve(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), writer)

@@ -38,15 +38,3 @@ def shares_of_sides(y: Labels, side: NDArray[np.int8], scale: NDArray[np.float64
             for m in range(len(sides)):
                 first[m] += share if sides[m] == 0 else 0.0
                 second[m] += share if sides[m] == 1 else 0.0
-
-
-@kernel
-def signs_of_group(y: Labels, groups: NDArray[np.uint8], group: int, sign: NDArray[np.int8]) -> None:
-    """sign[i] = 1 where a label of row i is in the group, else -1. groups (K,): of each label, in one clustering."""
-    indptr, indices = y
-    for i in range(len(indptr) - 1):
-        sign[i] = -1
-        for p in range(indptr[i], indptr[i + 1]):
-            if groups[indices[p]] == group:
-                sign[i] = 1
-                break

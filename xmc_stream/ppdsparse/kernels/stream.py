@@ -242,7 +242,7 @@ def start_range(
     bias: NDArray[np.float64],
     ramp: Ramp,
 ) -> None:
-    """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D): `balance.start_alpha`, no shift.
+    """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D): `active.start_alpha`, no shift.
 
     bias (n,): NaN for a class that has no weights; its alpha stay as they are.
     """
