@@ -311,7 +311,7 @@ def test_a_gap_that_rounding_hides_ends_a_class() -> None:
     for round_ in range(1, 36):
         statistics[:, DUAL] = -100.0 + gaps
         statistics[:, DUAL] -= np.array([0.0, 0.0, 0.0, 30.0]) * (round_ == 35)  # one has halved its gap
-        update_statistics(statistics, (), 0, p, round_)
+        update_statistics(statistics, (), 0, p, round_, np.ones((4, 2)))
         if round_ < 10:
             assert not (statistics[:, STATUS] == DONE).any()
         elif round_ < 35:  # the others have more epochs in each round

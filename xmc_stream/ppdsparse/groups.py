@@ -66,11 +66,15 @@ def group_needs(plan: MemoryPlan, dataset: Dataset) -> dict[str, int]:
     """Bytes by component that clustering the labels and solving the groups takes."""
     X, Y, rows = dataset.X_rows(), dataset.Y_rows(), sample_rows(dataset)
     entries, pairs = (1.2 * rows * matrix.nnz / max(matrix.n_lines, 1) for matrix in (X, Y))
+    # the directions of a clustering, and the sums of both sides of its last splits, twice; the sums of labels: while labels are
+    # split, these are fewer, and the halves before and after a level take the place of the others
+    last = GROUPS // 2
+    clustering = 8 * ((_SPLITS + 6 * last) * dataset.n_features + (_SPLITS + last) * dataset.n_labels)
     return {
         "sample of rows": int(2 * 8 * entries + 2 * 4 * pairs) + _ROW_BYTES * rows,
         "features": (40 + 8 * N_GROUPS) * dataset.n_features,
         "labels": _LABEL_BYTES * dataset.n_labels,
-        "splits of a clustering": _clustering_bytes(dataset),
+        "splits of a clustering": clustering,
         "row blocks": 3 * plan.row_block_bytes + 4 * MIB,
     }
 
@@ -113,15 +117,6 @@ def _together(plan: MemoryPlan, dataset: Dataset) -> int:
     needs = group_needs(plan, dataset)
     spare = groups_budget(plan, dataset) - sum(needs.values())
     return min(CLUSTERINGS, 1 + max(0, spare) // max(1, needs["splits of a clustering"]))
-
-
-def _clustering_bytes(dataset: Dataset) -> int:
-    """Of the directions of a clustering, and of the sums of both sides of its last splits, twice; of the sums of labels.
-
-    While labels are split, their sums are fewer, and the halves before and after a level take the place of the others.
-    """
-    last = GROUPS // 2
-    return 8 * ((_SPLITS + 6 * last) * dataset.n_features + (_SPLITS + last) * dataset.n_labels)
 
 
 @dataclass(frozen=True)

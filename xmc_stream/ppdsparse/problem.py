@@ -72,11 +72,6 @@ class Share(NamedTuple):
         return self.unit.name if self.whole else f"{self.unit.name}.{self.first}-{self.last}"
 
 
-def propensity_weight(inverse: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weight of a label's positives by its inverse propensity 1/p: 2/p - 1 (see docs/ppdsparse.md)."""
-    return 2.0 * inverse - 1.0
-
-
 @dataclass(frozen=True)
 class LossWeights:
     """What weighs the losses of a run.
@@ -101,16 +96,18 @@ class LossWeights:
         return self.mean > 0.0
 
     def of_classes(self, dataset: Dataset, first: int, last: int) -> NDArray[np.float64]:
-        """m_k and c_k (n, 2) of classes [first, last); (0, 2) where all are 1."""
+        """m_k and c_k (n, 2) of classes [first, last): `Times.classes`."""
+        weights = np.ones((last - first, 2))
         if self.classes is None:
-            return ONCE.classes
-        weights, counts = np.ones((last - first, 2)), dataset.label_counts(first, last)
+            return weights
+        counts = dataset.label_counts(first, last)
         some = (counts > 0) & (counts < self.n_samples)
         if self.classes == BALANCED:
             weights[some, 0] = self.n_samples / (2 * (self.n_samples - counts[some]))
             weights[some, 1] = self.n_samples / (2 * counts[some])
         elif self.classes == PROPENSITY:
-            weights[some, 1] = propensity_weight(inverse_propensity(counts[some], self.n_samples))
+            # 2/p - 1, see docs/ppdsparse.md
+            weights[some, 1] = 2.0 * inverse_propensity(counts[some], self.n_samples) - 1.0
         elif self.classes == GIVEN:
             weights[:, 1] = open_array(Path(self.path) / LABELS).read(first, last)
         return weights
@@ -133,22 +130,6 @@ class RowWeights:
     def of_range(self, start: int, stop: int) -> NDArray[np.float64]:
         """Of the rows in [start, stop), likewise."""
         return ONCE.rows if self._array is None else self._array.read(start, stop)
-
-
-class ShareWeights:
-    """How many times C counts for a share's classes, which count from its first, and for rows; for one thread at a time."""
-
-    def __init__(self, weights: LossWeights, dataset: Dataset, first: int, last: int) -> None:
-        self._weights, self.of_classes = weights, weights.of_classes(dataset, first, last)
-        self.of_rows = RowWeights(weights)
-
-    def of(self, classes: slice | NDArray[np.int64]) -> NDArray[np.float64]:
-        """`Times.classes` of some classes."""
-        return self.of_classes[classes] if len(self.of_classes) else self.of_classes
-
-    def reader(self) -> RowWeights:
-        """Of rows, for another thread."""
-        return RowWeights(self._weights)
 
 
 def check_weights(parameters: PPDSparseParameters, dataset: Dataset, given: Given | None) -> None:

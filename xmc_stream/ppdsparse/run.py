@@ -260,7 +260,7 @@ class PPDSparseRun:
                 statistics = UnitState(path, unit.last - unit.first, d.n_samples, d.n_features).statistics
                 if not self.seen(round_):
                     of_classes, searched = self.weights.of_classes(d, *unit), found.of(*unit).open(d.n_samples)
-                    update_statistics(statistics, searched, unit.first, p, round_, of_classes=of_classes)
+                    update_statistics(statistics, searched, unit.first, p, round_, of_classes)
                 objective, gap = objective_and_gap(statistics, p.C)
                 sums.append((math.fsum(gap[statistics[:, STATUS] == OPEN]), math.fsum(objective)))
             gaps, objectives = (math.fsum(of_units) for of_units in zip(*sums, strict=True))

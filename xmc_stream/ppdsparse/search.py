@@ -108,8 +108,7 @@ class _SpanSearch:
         )
         positive = np.full(self.width, parameters.positive_weight)
         of_classes = job.problem.weights.of_classes(dataset, span.first, span.last)
-        if len(of_classes):
-            positive[: len(wanted)] *= (of_classes[:, 1] / of_classes[:, 0])[self.classes]
+        positive[: len(wanted)] *= (of_classes[:, 1] / of_classes[:, 0])[self.classes]
         self.losses = LossSums(loss, grid, positive, np.zeros(self.width), np.zeros(self.width), ONCE.rows)
         self.losses.of_bias[: len(self.bias)] = bias_losses(self.bias, loss, grid)
         self.fours = in_fours(n_samples, dataset.n_features, dataset.X_rows().nnz)

@@ -20,7 +20,7 @@ from xmc_stream.ppdsparse.candidates import Found
 from xmc_stream.ppdsparse.kernels.active import start_alpha, start_scores
 from xmc_stream.ppdsparse.parameters import EXACT
 from xmc_stream.ppdsparse.plan import SolvePlan, choose_streamed
-from xmc_stream.ppdsparse.problem import Problem, Share, ShareWeights
+from xmc_stream.ppdsparse.problem import Problem, RowWeights, Share
 from xmc_stream.ppdsparse.solver import (
     Sink,
     Solver,
@@ -114,7 +114,8 @@ class _ShareSolve:
         self.sets = RoundSets(problem, d, job.round, share, before, job.found)
         order, dense = row_order(d.n_samples, self.X.nnz), has_dense_rows(*self.shape, self.X.nnz)
         self.solver = Solver(problem.parameters, problem.seed, order, dense, job.round)
-        self.weights = ShareWeights(problem.weights, d, share.first, share.last)
+        self.of_classes = problem.weights.of_classes(d, share.first, share.last)
+        self.of_rows = RowWeights(problem.weights)
         self.n_active = np.zeros(self.n, np.int64)  # |A| of each class in this round
         self.kept = np.zeros(self.n, np.int64)  # of open classes, what is kept of it
         self.passes = self.looked_up = 0  # over X, for large classes; bytes of indptr for them
@@ -152,8 +153,8 @@ class _ShareSolve:
             return np.zeros(n, np.int64)
         statistics[:] = sets.previous.statistics[sets.line : sets.line + n]
         n_found = update_statistics(
-            statistics, sets.found, sets.first, job.problem.parameters, job.round, job.found.kind == EXACT,
-            self.weights.of_classes,
+            statistics, sets.found, sets.first, job.problem.parameters, job.round, self.of_classes,
+            job.found.kind == EXACT,
         )  # fmt: skip
         self.n_active = np.diff(sets.previous.active.ends(sets.line, sets.line + n)) + np.minimum(sets.room, n_found)
         return n_found
@@ -162,7 +163,7 @@ class _ShareSolve:
         """Solve every class of which there is something to learn, with all rows in its active set."""
         p, seed, n_samples = self.job.problem.parameters, self.job.problem.seed, self.dataset.n_samples
         learned = np.flatnonzero(out.statistics[:, STATUS] == OPEN)
-        weights = Times(self.weights.of(learned), self.weights.of_rows.of_range(0, n_samples))
+        weights = Times(self.of_classes[learned], self.of_rows.of_range(0, n_samples))
         x, y = self.X.block(0, n_samples), self.sets.Y.gather(self.sets.first + learned)
         epochs, done, begin = self.solver.steps.epochs, 0, 0
         for solved in solve_on_all_rows(p, seed, x, y, self.dataset.n_features, weights, epochs):
@@ -218,7 +219,8 @@ class _ShareSolve:
             return classes, None
         path, ramp = self._scratch("large"), None if job.start is None else ramp_of(solver.parameters, job.start)
         with new_unit_state(path, len(classes), *self.shape, durable=False) as lines:
-            large = LargeClasses(solver, self.sets, self.X, room, self.weights, ramp, self._scratch("active"))
+            weights, scratch = job.problem.weights, self._scratch("active")
+            large = LargeClasses(solver, self.sets, self.X, room, weights, self.of_classes, ramp, scratch)
             self.kept[classes] = large.solve(classes, self.n_active[classes], n_found[classes], lines)
         self.fresh, self.used, self.passes = large.fresh, large.used, large.passes
         self.looked_up = large.rows.bytes_read
@@ -354,7 +356,7 @@ class _ShareSolve:
     def _times(self, sets: ActiveSets, rows: NDArray[np.int64]) -> Times:
         """How many times C counts for the classes of some active sets, and for some rows (ascending, unique)."""
         low = sets.first_label - self.sets.first
-        return Times(self.weights.of(slice(low, low + len(sets.ptr) - 1)), self.weights.of_rows.of(rows))
+        return Times(self.of_classes[low : low + len(sets.ptr) - 1], self.of_rows.of(rows))
 
     def _start_scores(self, sets: ActiveSets, at: NDArray[np.int64], block: Block) -> None:
         """The scores that the weights of the warm start give the active rows (rows `at` of the block), in alpha's place."""

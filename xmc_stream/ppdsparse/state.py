@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import ActiveSets
-from xmc_stream.linear.kernels.penalty import ONCE
 from xmc_stream.linear.tiles import EIGHTH, TileSizes
 from xmc_stream.linear.weights import HALF_LEAST, Unit, half_holds, new_unit, tiles_of
 from xmc_stream.models.cache import drop_tiles
@@ -114,8 +113,8 @@ def update_statistics(
     first: int,
     parameters: PPDSparseParameters,
     round_: int,
+    of_classes: NDArray[np.float64],
     exact: bool = True,
-    of_classes: NDArray[np.float64] = ONCE.classes,
 ) -> NDArray[np.int64]:
     """Enter what the search of a round saw of the classes first, first + 1, ...: losses, violations outside; who is done.
 
@@ -135,9 +134,9 @@ def update_statistics(
     if not exact:
         return n_found
     open_ = statistics[:, STATUS] == OPEN
-    if len(of_classes):  # searches count positives as many times more than negatives
-        losses *= of_classes[:, 0]
-    statistics[open_, LOSS] = losses[open_]
+    statistics[open_, LOSS] = (losses * of_classes[:, 0])[
+        open_
+    ]  # searches count positives as many times more than negatives
     statistics[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
     close_classes(statistics, ~parameters.violates(best), parameters, round_)
     return n_found
@@ -357,7 +356,7 @@ class FinaliseJob:
         if self.found.files:  # else no class is open, its solve has seen all rows, or it is a trial and nobody asks
             of_classes = self.problem.weights.of_classes(dataset, first, last)
             searched = self.found.open(n_samples)
-            update_statistics(statistics, searched, first, p, self.round, of_classes=of_classes)
+            update_statistics(statistics, searched, first, p, self.round, of_classes)
         tiles = TileSizes(first, last, n_features)
         least = np.float32(self.prune)
         half = self.half and half_holds(values for *_, values in self._weights(state, least))

@@ -46,7 +46,7 @@ from xmc_stream.ppdsparse.kernels.stream import (
 )
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import BUFFERS, StreamRoom
-from xmc_stream.ppdsparse.problem import LossWeights, Problem, RowWeights, Share, ShareWeights
+from xmc_stream.ppdsparse.problem import LossWeights, Problem, RowWeights, Share
 from xmc_stream.ppdsparse.solver import Solver, ramp_of
 from xmc_stream.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, RoundSets, UnitStateWriter, Weights, new_unit_state
 from xmc_stream.runtime.plan import MIB, MemoryPlan
@@ -315,17 +315,17 @@ class StreamSolver:
 class LargeClasses:
     """Solves large classes of a share, a range of them at a time, and writes their lines of a unit's state in order.
 
-    sets: active sets of the share's classes. ramp: of a warm start's alpha, else None. scratch: a folder for active rows
-    that memory has no room for.
+    sets: active sets of the share's classes. weights: of rows; of_classes: `Times.classes` of the share's. ramp: of a warm
+    start's alpha, else None. scratch: a folder for active rows that memory has no room for.
     """
 
     def __init__(
-        self, solver: Solver, sets: RoundSets, X: SparseMatrix, room: StreamRoom, weights: ShareWeights, ramp: Ramp | None,
-        scratch: Path,
+        self, solver: Solver, sets: RoundSets, X: SparseMatrix, room: StreamRoom, weights: LossWeights,
+        of_classes: NDArray[np.float64], ramp: Ramp | None, scratch: Path,
     ) -> None:  # fmt: skip
         self.solver, self.sets, self.X, self.room, self.scratch = solver, sets, X, room, scratch
-        self._weights, self._ramp = weights, ramp
-        self.rows = StreamedRows(X, room.nnz, weights.reader())
+        self._weights, self._of_classes, self._ramp = weights, of_classes, ramp
+        self.rows = StreamedRows(X, room.nnz, RowWeights(weights))
         self.fresh = self.used = 0
         self.passes = 0
 
@@ -366,11 +366,11 @@ class LargeClasses:
         self, classes: NDArray[np.int64], active: MemoryRows | DiskRows, line: int, writer: UnitStateWriter,
         kept: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        of_classes = self._weights.of(classes)
+        of_classes = self._of_classes[classes]
         stream = StreamSolver(self.solver, active, self.rows, of_classes, min(self.room.threads, len(classes)))
         inside = stream.solve((self.sets.start_weights(classes), self._ramp) if self._ramp else None)
         self.passes += stream.passes
-        p, n_features, of_rows = self.solver.parameters, self.X.shape[1], self._weights.reader()
+        p, n_features, of_rows = self.solver.parameters, self.X.shape[1], RowWeights(self._weights)
         features, local_of = np.arange(n_features, dtype=np.int32), np.empty(n_features, np.int32)
         w_features, w_values = np.empty(n_features, np.int32), np.empty(n_features, np.float32)
         for i in range(active.n_classes):
@@ -415,9 +415,9 @@ def stream_a_few(dataset: Dataset, parameters: PPDSparseParameters, starts: bool
     n, d, k, path = dataset.n_samples, dataset.n_features, dataset.n_labels, dataset.path.parent
     problem = Problem(str(dataset.path), parameters, 0, MemoryPlan(2**40, 256 * MIB, 1), LossWeights(None, n))
     sets = _AllRows(problem, dataset, 0, Share(0, k, Unit(0, k)), None, Found())
-    solver, weights = Solver(parameters, 0, RowOrder(n, 0, 1)), ShareWeights(problem.weights, dataset, 0, k)
-    ramp, room = ramp_of(parameters, {}) if starts else None, StreamRoom(64, MIB, 1, d, n)
-    large = LargeClasses(solver, sets, dataset.X_rows(), room, weights, ramp, path / "active")
+    solver, room = Solver(parameters, 0, RowOrder(n, 0, 1)), StreamRoom(64, MIB, 1, d, n)
+    weights, ramp = problem.weights.of_classes(dataset, 0, k), ramp_of(parameters, {}) if starts else None
+    large = LargeClasses(solver, sets, dataset.X_rows(), room, problem.weights, weights, ramp, path / "active")
     for name, size in (("memory", n), ("disk", MIB)):  # the second is said to be too large for memory
         with new_unit_state(path / name, 1, n, d) as writer:
             large.solve(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), writer)
