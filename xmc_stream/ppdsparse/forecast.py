@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import implied_needs, implied_read
 from xmc_stream.linear.tiles import EIGHTH, TileRange, tile_width, widest
-from xmc_stream.linear.weights import LinearWeights, Unit, cut_units
+from xmc_stream.linear.weights import LinearWeights, cut_units
 from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.groups import (
     group_needs,
@@ -58,7 +58,6 @@ _SIFTING = 1.4e-7  # seconds for a row that a search job keeps: it meets some si
 _CLASS_BYTES = 144  # of a class while a training is planned: what it holds and takes in each round, as foreseen
 _CONSTANT = 1.0  # seconds for loading kernels, checking, small files
 _ROUNDS_SHOWN = 3  # of a run without a cap on rounds, in the forecast of its memory
-
 _ALL_ROUNDS, _WRITING = 0.85, 0.97  # of a run: where rounds of every class end, and where the model is written
 
 Needs = dict[str, int]
@@ -97,6 +96,8 @@ class PPDSparseForecaster(Forecaster):
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
         self.longest = longest_of(dataset)
         self.units = cut_units(dataset)
+        # the first class of each eighth of a unit
+        self.eighths = [np.arange(*unit, EIGHTH * len(unit.numbers)) for unit in self.units]
         n = dataset.n_samples
         counts = dataset.label_counts()
         self.row_length = self.X.nnz / n
@@ -262,8 +263,7 @@ class PPDSparseForecaster(Forecaster):
             self._sums[round_, check] = self._eighths(round_, check)
         more = _MARGIN * (_MORE_WEIGHTS if round_ else 1.0)
         units, low = [], 0
-        for unit in self.units:
-            starts = _eighths_of(unit)
+        for unit, starts in zip(self.units, self.eighths, strict=True):
             eighths, low = self._sums[round_, check][:, low : low + len(starts)], low + len(starts)
             sizes = []
             for level in range(4):
@@ -290,7 +290,7 @@ class PPDSparseForecaster(Forecaster):
         wanted = np.where(self.learned, 1 if check else room, 0)
         in_memory = (np.minimum(sizes, interval) for sizes in (wanted, kept) for interval in (*INTERVALS, n))
         of_classes = itertools.chain((self.learned, self.weights), in_memory)
-        starts = np.concatenate([_eighths_of(unit) for unit in self.units])
+        starts = np.concatenate(self.eighths)
         return np.array([np.add.reduceat(of, starts, dtype=np.float64) for of in of_classes])
 
     def _search_needs(self, plan: MemoryPlan, sizes: Sequence[SearchSize], parts: int) -> Needs:
@@ -445,11 +445,6 @@ def refuse_too_many_classes(plan: MemoryPlan, dataset: Dataset) -> None:
     """Raise MemoryLimitError where the classes cannot be planned."""
     needs = {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}
     plan.refuse_unless(needs, "planning the training")
-
-
-def _eighths_of(unit: Unit) -> NDArray[np.int64]:
-    """The first class of each eighth of a unit."""
-    return np.arange(*unit, EIGHTH * len(unit.numbers))
 
 
 def _spread(counts: NDArray[np.int64], sampled: Sequence[int], values: Sequence[int]) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
-"""What a training by PPDSparse may hold: classes of a solve and of a search, intervals, streams of large classes.
+"""What a training by PPDSparse may hold, and how it is cut: shares of units to solve, streams of large classes, searches.
 
-Plans decide where work is cut and never what comes out of it."""
+Plans decide where work is cut and never what comes out of it.
+"""
 
 from __future__ import annotations
 
@@ -30,31 +31,31 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
 from xmc_stream.store.model import UNIT
 
-WRITER_BYTES = 12 * MIB  # of a state and one of large classes: a chunk of each array, copies of what is appended
 BUFFERS = 3  # portions of streamed rows in memory: one takes its steps, one is read, one is planned
 ACTIVE_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
+SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
+WRITER_BYTES = 12 * MIB  # of a state and one of large classes: a chunk of each array, copies of what is appended
 _WEIGHT_BYTES = 24  # of an active row's weight: of its line in the block, by itself, and while it is read
 _MERGING = 60  # bytes a row, while the active set of one class is put together
-SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
-_HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
+_SOLVED_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
-_CLASS_BYTES = 160  # of a class in a search beside its tile and what it finds: some 17 numbers
-_SEARCH_ROWS = 131072  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
-_MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
-_SCORE_SECONDS = 4e-10  # of an entry of X and a class in a search, about
-INTERVALS = tuple(
-    4096 << k for k in range(0, 10, 2)
-)  # rows of an interval of a search job, if it is not all of its rows
+_HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
+# shares of units
 _ENOUGH = 4  # units for each thread: their jobs end at much the same time
 _SHARES = 2  # for each thread, where there are fewer
 _NEARLY = 1e-6  # what rounding may add to a number of shares
 _HELD = 4  # X is held where it takes one in so many of a job's bytes at most
-_SOLVED_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
 _STREAMED = 8  # entries of active rows for each of X, in a share that streams it: passes are little beside the steps
 _LEAST = 1 << 22  # entries of active rows in a share: a job's files are little beside that
 # of an entry of a first active set in a pass over it, about: later sets are larger, and much of them is asleep
 _PASS_SECONDS = 6e-9
 _LANE_PASS_SECONDS = 6e-10  # the same, of a class among LANES
+# searches
+INTERVALS = tuple(4096 << k for k in range(0, 10, 2))  # rows of an interval of a job, if it is not all of its rows
+_CLASS_BYTES = 160  # of a class beside its tile and what it finds: some 17 numbers
+_SEARCH_ROWS = 131072  # that a job has at least, where that leaves enough jobs: each keeps rows of its own
+_MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
+_SCORE_SECONDS = 4e-10  # of an entry of X and a class, about
 
 
 @dataclass(frozen=True)

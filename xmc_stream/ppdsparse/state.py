@@ -55,7 +55,6 @@ BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, MARK, FRESH, N_STATISTICS
 OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; not any more; nothing to be learned
 SURE = 1e6  # the score of a class that every training row is positive for
 Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # of a class: features, values, bias
-_Weights = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]
 
 
 class UnitStateWriter:
@@ -385,7 +384,9 @@ class FinaliseJob:
             "violation": float(violation[learned].max(initial=0.0)),
         }
 
-    def _weights(self, state: UnitState, least: np.float32) -> Iterator[_Weights]:
+    def _weights(
+        self, state: UnitState, least: np.float32
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]]:
         """Of some classes at a time, the weights of at least that size: how many each has, their features, values."""
         for block in state.weights.blocks(max(4 * MIB, 16 * state.weights.shape[0])):
             lengths, features, values = np.diff(block.indptr), block.indices, block.values

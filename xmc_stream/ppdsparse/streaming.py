@@ -107,14 +107,6 @@ class StreamedRows:
             self._lookup.will_need(start, stop)
 
 
-class _Buffer:
-    """Where one portion is put together."""
-
-    def __init__(self, number: int, rows: int) -> None:
-        self.number = number  # for `gather`
-        self.needed, self.local_of = np.zeros(rows, np.bool_), np.empty(rows, np.int32)
-
-
 class StreamSolver:
     """Solves the classes of a store of active rows; v (n, D) and BUFFERS groups of rows are what it holds.
 
@@ -134,7 +126,11 @@ class StreamSolver:
         self.passes = 0  # over the rows
         self.v, self.v0 = np.zeros((active.n_classes, x.n_features)), np.zeros(active.n_classes)
         self._rows = GROUP << self.strip_bits
-        self._buffers, self._free = [_Buffer(number, self._rows) for number in range(BUFFERS)], 0
+        self._needed = np.empty(self._rows, np.bool_)  # which places of a group
+        self._local_of = [
+            np.empty(self._rows, np.int32) for _ in range(BUFFERS)
+        ]  # their lines in the rows of a portion
+        self._free = 0  # the buffer of the next portion
         self._most_needed = False  # of the rows of the portion before
         self._scratch: SimpleQueue[GroupScratch] = SimpleQueue()  # one for each thread
         for _ in range(threads):
@@ -211,7 +207,7 @@ class StreamSolver:
         change: whether the active rows are given back.
         """
         self.passes += 1
-        ahead = deque(self._planner.submit(next, portions, None) for _ in self._buffers[1:])
+        ahead = deque(self._planner.submit(next, portions, None) for _ in range(BUFFERS - 1))
         while (coming := ahead.popleft().result()) is not None:
             portion = coming.result()
             stop_if_unwanted()
@@ -274,42 +270,35 @@ class StreamSolver:
         self, taken: Taken, group: Group, mark: Callable[[ActiveRows, Group, NDArray[np.bool_]], None]
     ) -> Iterator[Future[RowPortion]]:
         """The rows of a group that `mark` says are needed; one half after the other where they are too many at once."""
-        buffer, strips = self._buffers[self._free], group.strips
-        buffer.needed[:] = False
-        mark(taken.active, group, buffer.needed)
-        marked = np.flatnonzero(buffer.needed)
+        local_of, strips = self._local_of[self._free], group.strips
+        self._needed[:] = False
+        mark(taken.active, group, self._needed)
+        marked = np.flatnonzero(self._needed)
         self._most_needed = 2 * len(marked) > len(strips) << self.strip_bits
         if not len(marked):
             return
-        buffer.local_of[marked] = np.arange(len(marked), dtype=np.int32)
+        local_of[marked] = np.arange(len(marked), dtype=np.int32)
         # strips ascend, so do the rows
         lines = (strips[marked >> self.strip_bits] << self.strip_bits) | (marked & ((1 << self.strip_bits) - 1))
-        read = self._x.gather(lines, buffer.number)
+        read = self._x.gather(lines, self._free)
         if read is None:
             middle = (group.low + group.high) // 2
             yield from self._portions(taken, group._replace(high=middle), mark)
             yield from self._portions(taken, group._replace(low=middle), mark)
             return
-        yield self._reading(read, lines, taken, group)
-
-    def _reading(
-        self, read: Callable[[], CSRBlock], lines: NDArray[np.int64], taken: Taken, group: Group
-    ) -> Future[RowPortion]:
-        """The portion in the free buffer, which has rows `lines` of X, as soon as it is read."""
-        buffer = self._buffers[self._free]
         self._free = (self._free + 1) % BUFFERS
+        if not len(group.slots):  # numbers of a range begin with its first row
+            local_of = local_of[group.low - self._first(group) :]
 
         def make() -> RowPortion:
             x = CSR.of(read())
-            squares, local_of = np.empty(len(x.indptr) - 1 if len(group.slots) else 0), buffer.local_of
-            if len(group.slots):
+            squares = np.empty(len(x.indptr) - 1 if len(group.slots) else 0)
+            if len(squares):
                 row_squares(x.indptr, x.values, 1.0 if self.penalty.bias else 0.0, squares)
-            else:  # numbers of a range begin with its first row
-                local_of = local_of[group.low - self._first(group) :]
             times = Times(self._of_classes, self._x.weights.of(lines))
             return RowPortion(taken, group, RowsAtHand(local_of, x, squares, times))
 
-        return self._reader.submit(make)
+        yield self._reader.submit(make)
 
 
 class LargeClasses:
