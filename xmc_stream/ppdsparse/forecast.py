@@ -88,7 +88,6 @@ class PPDSparseForecaster(Forecaster):
         self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: LinearWeights | None = None,
         carried: bool = False, given: Given | None = None,
     ) -> None:  # fmt: skip
-        self._last: tuple[MemoryPlan, dict[str, Any]] | None = None
         if warm_start is not None:
             # which labels are new by their names is not known yet
             parameters = parameters.warm(warm_start.n_labels != dataset.n_labels)
@@ -142,18 +141,13 @@ class PPDSparseForecaster(Forecaster):
         return bool(sum(self.forecast(plan)["class_blocks"]) == self.searches)
 
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
-        """What the contract asks for, worked out once for a plan. Raises MemoryLimitError as the run would.
+        """What the contract asks for. Raises MemoryLimitError as the run would.
 
         class_blocks: of each search, the check included. passes: readings of all rows: searches, a class block each, and by
         shares that are solved on all rows. solve_passes: how often X streams by for large classes, at most. bytes_streamed:
         by the searches, exact where jobs do not share classes; bytes_gathered: by the solves, estimated.
         """
         plan = replace(plan, longest=self.longest)
-        if self._last is None or self._last[0] != plan:
-            self._last = plan, self._forecast(plan)
-        return dict(self._last[1])
-
-    def _forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         d, p = self.dataset, self.parameters
         refuse_too_many_classes(plan, d)
         warm = self.warm_start
@@ -185,14 +179,9 @@ class PPDSparseForecaster(Forecaster):
                 cuts.append(cut)
         streamed = sum(stream_bytes((self.X, self.Y), cut.ranges) * cut.blocks * cut.parts for cut in cuts)
         reads = self._solve_reads(solve, starts, streams)
-        gathered = (
-            int(sum(map(sum, reads)))
-            + (groups_read(plan, d) if self.guided else 0)
-            + (implied_read(d) if self.lifts else 0)
-        )
-        row_bytes = max(
-            self.X.nnz * self.X.entry_bytes + 8 * d.n_samples, self.Y.nnz * self.Y.entry_bytes + 8 * d.n_samples
-        )
+        apart = (groups_read(plan, d) if self.guided else 0) + (implied_read(d) if self.lifts else 0)
+        gathered = int(sum(map(sum, reads))) + apart
+        row_bytes = max(matrix.nnz * matrix.entry_bytes + 8 * d.n_samples for matrix in (self.X, self.Y))
         row_blocks = max([-(-row_bytes // plan.row_block_bytes), *(cut.parts * len(cut.ranges) for cut in cuts)])
         jobs = min(len(shares), solve.beside * plan.processes) if p.all_rows else len(shares)
         blocks = [cut.blocks for cut in cuts]
