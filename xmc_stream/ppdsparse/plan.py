@@ -177,10 +177,9 @@ def cut_shares(
     counts = dataset.label_counts()
     rows = np.where((counts > 0) & (counts < n), n, 0) if all_rows else counts + start_sizes(counts, n)
     entries = np.concatenate([[0.0], np.cumsum(rows * (nnz / n))])
-    enough = len(units) >= _ENOUGH * at_once
-    wanted, least, beside = 1, _LEAST, plan.threads
-    if at_once > 1 and not enough:
-        wanted = at_once if all_rows else _SHARES * at_once
+    enough = at_once == 1 or len(units) >= _ENOUGH * at_once
+    wanted = 1 if enough else at_once if all_rows else _SHARES * at_once
+    least, beside = _LEAST, plan.threads
     # the round that passes over a class's rows most often
     passes = max(parameters.epochs_of(0), parameters.epochs_of((parameters.common_rounds or 1) - 1))
     longest = plan.job_seconds / (passes * (_LANE_PASS_SECONDS if all_rows else _PASS_SECONDS))
