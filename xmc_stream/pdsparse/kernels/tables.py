@@ -386,8 +386,7 @@ def enter(
     first: int, tables: Tables, counts: NDArray[np.int32], labels: NDArray[np.int32], values: NDArray[np.float64]
 ) -> bool:
     """Put all entries of features first, first + 1, ... into tables that have none of them; False where there is no room."""
-    n, v, w, lam = 0, tables.v, tables.w, tables.lam
-    v_words, v_values, w_words, weights = v.words, tables.values, w.words, tables.weights
+    n = 0
     for j in range(first, first + len(counts)):
         end = n + counts[j - first]
         for part in range(tables.n_parts):
@@ -395,37 +394,21 @@ def enter(
             for q in range(n, end):
                 if table_of(j, labels[q], tables) == t:
                     n_v += 1
-                    n_w += 1 if np.float32(soft(values[q], lam)) != 0.0 else 0
-            w.n[t] = n_w
+                    n_w += 1 if np.float32(soft(values[q], tables.lam)) != 0.0 else 0
             if tables.dense:
-                for q in range(n, end):
-                    if table_of(j, labels[q], tables) == t:
-                        v_values[j * tables.n_labels + labels[q]] = values[q]
-                continue
-            if n_v == 0:
-                continue
-            low, _ = part_bounds(part, tables.n_labels, tables.n_parts)
-            v_size, (w_size, wide) = _v_size(n_v), _w_size(n_w, part, tables)
-            if bytes_used(tables) + V_BYTES * length(v_size) + W_BYTES * length(w_size) > tables.most_bytes:
-                return False
-            _grow_v(t, v_size, tables)
-            v.n[t], w.n[t] = n_v, 0
-            if n_w:
-                _grow_w(t, part, w_size, wide, tables)
-            begin, places, list_ = v.begin[t], length(v_size), w.begin[t]
-            for q in range(n, end):
-                if table_of(j, labels[q], tables) != t:
-                    continue
-                empty = _empty_place(labels[q], begin, places, v_words, tables.n_labels)
-                v_words[V_WIDTH * empty], v_values[_value(empty)] = labels[q], values[q]
-                v_words[V_WIDTH * empty + 1] = -1
-                weight = np.float32(soft(values[q], lam))
-                if weight != 0.0 and wide:
-                    weights[list_ + labels[q] - low] = weight
-                elif weight != 0.0:
-                    w_words[list_ + w.n[t]], weights[list_ + w.n[t]] = labels[q], weight
-                    v_words[V_WIDTH * empty + 1] = w.n[t]
-                w.n[t] += 1 if weight != 0.0 else 0
+                tables.w.n[t] = n_w
+            elif n_v > 0:  # regions of the right size at once: none is left
+                v_size, (w_size, wide) = _v_size(n_v), _w_size(n_w, part, tables)
+                if bytes_used(tables) + V_BYTES * length(v_size) + W_BYTES * length(w_size) > tables.most_bytes:
+                    return False
+                _grow_v(t, v_size, tables)
+                if n_w:
+                    _grow_w(t, part, w_size, wide, tables)
+        for q in range(n, end):
+            at, weight = place(j, labels[q], tables), np.float32(soft(values[q], tables.lam))
+            tables.values[at] = values[q]
+            if weight != 0.0 and not tables.dense:
+                set_weight(j, labels[q], at, weight, tables)
         n = end
     return True
 
@@ -446,25 +429,25 @@ def purge(above: float, tables: Tables) -> None:
         places, n = 0 if v.size[t] < 0 else length(int(v.size[t])), 0
         if places > len(kept):
             labels, positions, kept = np.empty(places, np.int32), np.empty(places, np.int32), np.empty(places)
-        for place in range(v.begin[t], v.begin[t] + places):
-            label, value = words[V_WIDTH * place], values[_value(place)]
+        for spot in range(v.begin[t], v.begin[t] + places):
+            label, value = words[V_WIDTH * spot], values[_value(spot)]
             if label != n_labels and abs(value) > above:
                 n += 1
             elif label != n_labels and abs(value) > tables.lam:
-                set_weight(t // tables.n_parts, label, _value(place), np.float32(0.0), tables)
+                set_weight(t // tables.n_parts, label, _value(spot), np.float32(0.0), tables)
         if n == v.n[t]:
             continue
         n = 0
-        for place in range(v.begin[t], v.begin[t] + places):
-            label, value = words[V_WIDTH * place], values[_value(place)]
+        for spot in range(v.begin[t], v.begin[t] + places):
+            label, value = words[V_WIDTH * spot], values[_value(spot)]
             if label != n_labels and abs(value) > above:
-                labels[n], positions[n], kept[n] = label, words[V_WIDTH * place + 1], value
+                labels[n], positions[n], kept[n] = label, words[V_WIDTH * spot + 1], value
                 n += 1
-            words[V_WIDTH * place] = n_labels
+            words[V_WIDTH * spot] = n_labels
+        v.n[t] = 0
         for q in range(n):
-            empty = _empty_place(labels[q], v.begin[t], places, words, n_labels)
-            words[V_WIDTH * empty], words[V_WIDTH * empty + 1], values[_value(empty)] = labels[q], positions[q], kept[q]
-        v.n[t] = n
+            at = place(t // tables.n_parts, labels[q], tables)
+            words[2 * at - 1], values[at] = positions[q], kept[q]
 
 
 def clear(tables: Tables) -> None:
