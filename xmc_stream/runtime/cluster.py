@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from threading import Event, Lock
+from threading import Event
 from typing import Any
 
 import distributed
@@ -41,7 +41,8 @@ from xmc_stream.system.progress import LOG
 from xmc_stream.system.stop import stop_if_unwanted
 
 # they tell at length of a scheduler that is gone, and we in a line
-_LOGS = [logging.getLogger(f"distributed.{name}") for name in ("client", "batched", "comm", "core")]
+_TELLING = ("client", "batched", "core", "comm.core", "comm.inproc", "comm.tcp", "comm.utils", "comm.ws")
+_LOGS = [logging.getLogger(f"distributed.{name}") for name in _TELLING]
 
 _SECONDS = 5  # that a scheduler has to answer
 _ANSWER = 20.0  # seconds that a worker has to answer
@@ -53,9 +54,6 @@ _TIMES = 3.0
 _SILENT = 15.0  # seconds without a heartbeat; they come once a second or two
 
 _NO_WORKERS = "the dask scheduler has no workers: start some, then run this again"
-
-_quiet = [0, *(log.level for log in _LOGS)]  # how many clusters of this process are open, and the levels before
-_hushing = Lock()
 
 _ended: set[str] = set()  # runs that want none of their jobs any more, in a process that is client and worker
 _GONE = (Status.closing, Status.closed, Status.failed)  # what a worker is that the scheduler does not count on any more
@@ -110,12 +108,6 @@ def one_client(scheduler: Any) -> Iterator[distributed.Client]:
         yield cluster.client
 
 
-def environment_of(scheduler: Any) -> Mapping[str, str]:
-    """What the last bits of a run's results depend on: versions, and the processor of the workers."""
-    with closing(Cluster(scheduler, "", lambda: False, MemoryLimit(0))) as cluster:
-        return cluster.terms.environment
-
-
 def _file_in(folder: Path) -> Any:
     """A file that workers look for; it is removed when it is closed."""
     try:
@@ -156,16 +148,6 @@ def _connected(address: Any) -> _Client:
         raise InputError(said + flags.SCHEDULER) from None
 
 
-def _hush(more: int) -> None:
-    """Let dask's logs be silent as long as a cluster of this process is open. more: 1 where one opens, -1 where it closes."""
-    with _hushing:
-        if not _quiet[0]:
-            _quiet[1:] = [log.level for log in _LOGS]
-        _quiet[0] += more
-        for log, level in zip(_LOGS, _quiet[1:], strict=True):
-            log.setLevel(logging.CRITICAL if _quiet[0] else level)
-
-
 @dataclass(eq=False)
 class _Task:
     """A job asked for at `began`. copies: its futures, more than one where it is a straggler. twice: whether that may be."""
@@ -192,7 +174,9 @@ class Cluster:
         self._owned = not isinstance(scheduler, distributed.Client)
         if self._owned:
             self.client = _connected(getattr(scheduler, "scheduler_address", scheduler))
-            _hush(1)
+            self._silence = lambda record: record.levelno >= logging.CRITICAL  # of this cluster: others may be open
+            for log in _LOGS:
+                log.addFilter(self._silence)
         elif scheduler.asynchronous or scheduler.status != "running":
             raise InputError(
                 f"the dask client given is {'asynchronous' if scheduler.asynchronous else scheduler.status}: give one that is "
@@ -276,11 +260,7 @@ class Cluster:
 
     def _workers(self) -> dict[str, int]:
         """Threads of each worker, by address."""
-
-        async def threads() -> dict[str, int]:
-            return dict(await self.client.nthreads())
-
-        self._there = self._answer(threads)
+        self._there = dict(self._answer(self.client.nthreads))
         self._seen = time.monotonic()
         return self._fit
 
@@ -497,4 +477,5 @@ class Cluster:
         """Leave the scheduler, if its address was given."""
         if self._owned:
             self.client.close()
-            _hush(-1)
+            for log in _LOGS:
+                log.removeFilter(self._silence)

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -63,10 +64,10 @@ def environment_of(scheduler: Any) -> Mapping[str, str]:
     """What the last bits of a run depend on: of this process or, with a scheduler, with the processor of its workers."""
     if scheduler is None:
         return environment()
-    from xmc_stream.runtime import cluster
+    from xmc_stream.runtime.cluster import Cluster
 
-    told = cluster.environment_of(scheduler)
-    return {name: told[name] for name in environment()}
+    with closing(Cluster(scheduler, "", lambda: False, MemoryLimit(0))) as cluster:
+        return {name: cluster.terms.environment[name] for name in environment()}
 
 
 class Engine:

@@ -113,9 +113,8 @@ def misfit(terms: Terms, name: str, threads: int, allowed: int) -> str:
     name, allowed: see `About`. It is asked for each job.
     """
     who = f"worker {name} on {socket.gethostname()}"
-    for what, needed in terms.environment.items():
-        if (has := environment_here().get(what)) != needed:
-            return _differs(who, what, has, needed)
+    if differs := _differs(who, environment_here(), terms.environment):
+        return differs
     if threads > terms.threads:
         return (
             f"{who} has {threads} threads, and the memory of this run is planned for {terms.threads}: start it with "
@@ -135,15 +134,19 @@ def misfit(terms: Terms, name: str, threads: int, allowed: int) -> str:
     return ""
 
 
-def _differs(who: str, what: str, has: str | None, needed: str) -> str:
+def _differs(who: str, has: Mapping[str, str], needed: Mapping[str, str]) -> str:
+    """What a worker has that is not what it needs, and what to do; nothing where there is none."""
+    what = next((what for what in needed if has.get(what) != needed[what]), None)
+    if what is None:
+        return ""
     if what == "processor":
         return (
-            f"{who} has a processor of type {has}, and others have {needed}: the last bits of results would depend on who "
-            "works. Start workers on one type, or all of them with NUMBA_CPU_NAME=generic, which is slower"
+            f"{who} has a processor of type {has.get(what)}, and others have {needed[what]}: the last bits of results would "
+            "depend on who works. Start workers on one type, or all of them with NUMBA_CPU_NAME=generic, which is slower"
         )
     return (
-        f"{who} has {what} {has}, and this process {needed}: results could differ. Install the same on both, and start the "
-        "worker again"
+        f"{who} has {what} {has.get(what)}, and this process {needed[what]}: results could differ. Install the same on both, "
+        "and start the worker again"
     )
 
 
@@ -192,12 +195,11 @@ def about_this(name: str, allowed: int, folders: Folders) -> About:
 
 def refuse_unfit(workers: Sequence[About]) -> None:
     """Raise InputError where a worker cannot take part: each has this process's versions, and all one type of processor."""
-    mine = {name: value for name, value in environment_here().items() if name != "processor"}
+    needed = common_environment(worker.environment for worker in workers)
     for worker in workers:
         who = f"worker {worker.name} on {worker.host}"
-        for library, needed in mine.items():
-            if (has := worker.environment.get(library)) != needed:
-                raise InputError(_differs(who, library, has, needed))
+        if differs := _differs(who, worker.environment, needed):
+            raise InputError(differs)
         if worker.unread:
             raise InputError(f"{who} " + worker.unread[0])
         if worker.unwritten:
@@ -213,13 +215,6 @@ def refuse_unfit(workers: Sequence[About]) -> None:
             raise InputError(
                 f"{who} may have {worker.open_files} files open: start it where `ulimit -n` is {_LEAST_FILES} or more"
             )
-    kinds = Counter(worker.environment["processor"] for worker in workers)
-    if len(kinds) > 1:
-        (usual, _), *_ = kinds.most_common()
-        other = next(worker for worker in workers if worker.environment["processor"] != usual)
-        raise InputError(
-            _differs(f"worker {other.name} on {other.host}", "processor", other.environment["processor"], usual)
-        )
 
 
 def common_limit(workers: Sequence[About], size: str | float | None) -> MemoryLimit:
