@@ -13,7 +13,7 @@ from reference import frank_wolfe as twin
 
 from xmc_stream.kernels.heldout import held_out
 from xmc_stream.kernels.order import GROUP, strip_slots
-from xmc_stream.pdsparse.kernels.dual import group_rows, pack, rank_rows, spread, sum_losses, sum_negatives
+from xmc_stream.pdsparse.kernels.dual import group_rows, pack, rank_rows, sum_losses, sum_negatives
 from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels
 from xmc_stream.pdsparse.kernels.tables import (
     Tables,
@@ -94,7 +94,8 @@ def test_rankings_and_losses_are_those_of_dense_scores(seed: int, dense: bool, n
     tables, z = tables_of(V, n_parts, dense), np.zeros(k, np.float32)
     label_of = rng.permutation(k)  # by number
     labels, best_scores = np.empty((n, 3), np.int64), np.empty((n, 3), np.float32)
-    rank_rows(*csr, np.argsort(label_of).astype(np.int32), tables, z, labels, best_scores)
+    numbers = np.argsort(label_of)
+    rank_rows(*csr, numbers.astype(np.int32), label_of.astype(np.int32), tables, z, labels, best_scores)
     scores = X @ soft(V)  # multiples of 1/16: exact in float32, so ties are ties
     for i in range(n):
         best = np.lexsort((label_of, -scores[i]))[:3]  # all labels, also those that score 0 and less
@@ -106,7 +107,7 @@ def test_rankings_and_losses_are_those_of_dense_scores(seed: int, dense: bool, n
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(0, 4), st.integers(0, 1000))
 @settings(deadline=None)
-def test_rows_are_spread_and_packed_again(sizes: list[int], more: int, seed: int) -> None:
+def test_rows_are_packed_with_and_without_room(sizes: list[int], more: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, size = len(sizes), np.array(sizes)
     begin = np.cumsum(size) - size
@@ -114,16 +115,11 @@ def test_rows_are_spread_and_packed_again(sizes: list[int], more: int, seed: int
     order = rng.permutation(n)[: max(1, n // 2)]
     room = int(size[order].sum()) + more * len(order)
     n_positive = np.minimum(size[order], 1)
-    out = ActiveLabels(
-        np.empty(len(order), np.int64),
-        np.empty(len(order), np.int64),
-        n_positive,
-        np.empty(room, np.int32),
-        np.empty(room),
-    )
-    assert spread(order, begin, size, labels, a, more, out) == room
+    begins = np.cumsum(size[order] + more) - size[order] - more
+    out = ActiveLabels(begins, size[order], n_positive, np.empty(room, np.int32), np.empty(room))
+    pack(order, begin, size, labels, a, more, out.labels, out.a)
     got_labels, got_a = np.empty(size[order].sum(), np.int32), np.empty(size[order].sum())
-    assert pack(np.arange(len(order)), out.begin, out.size, out.labels, out.a, got_labels, got_a) == len(got_a)
+    pack(np.arange(len(order)), out.begin, out.size, out.labels, out.a, 0, got_labels, got_a)
     pieces = [slice(begin[r], begin[r] + size[r]) for r in order]
     assert np.array_equal(got_labels, np.concatenate([labels[piece] for piece in pieces]))
     assert np.array_equal(got_a, np.concatenate([a[piece] for piece in pieces]))

@@ -19,7 +19,6 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.pdsparse.kernels.frank_wolfe import (
     ActiveLabels,
     Visit,
-    VisitScratch,
     add_scores,
     sample_row,
     search_row,
@@ -77,10 +76,11 @@ class State:
 
     def visit(self, rows: Any, keys: Any, rate: int = 1) -> int:
         p = self.problem
+        rows, numbers = np.asarray(rows, np.int64), np.zeros(len(p.X), np.int64)
+        numbers[rows] = keys
         done = visit_rows(
-            np.asarray(rows, np.int64), np.asarray(keys, np.uint64), CSR(*p.csr()), self.sets, self.tables,
-            Visit(p.C, rate, self.most, self.longest, self.room, False), VisitScratch(self.z, self.places), self.work,
-            self.largest,
+            rows, numbers, np.uint64(0), CSR(*p.csr()), self.sets, self.tables,
+            Visit(p.C, rate, self.most, self.longest, self.room, False), self.z, self.places, self.work, self.largest,
         )  # fmt: skip
         assert not self.z.any()
         return int(done)

@@ -130,7 +130,7 @@ class SegmentJob:
         begin, size, filled = np.zeros(n, np.int64), state.size.copy(), int(state.size[others].sum())
         begin[others] = np.cumsum(size[others]) - size[others]
         packed = [(np.empty(filled, np.int32), np.empty(filled))]
-        pack(others, state.begin, state.size, state.labels, state.a, *packed[0])
+        pack(others, state.begin, state.size, state.labels, state.a, 0, *packed[0])
         for stretch in rows.stretches(counts, order):
             members = np.sort(stretch)
             block = rows.X.gather(at[members], rows.buffer, (firsts[members], counts[members]))
@@ -146,7 +146,7 @@ class SegmentJob:
                 ) from None
             total = int(sets.size.sum())
             part = np.empty(total, np.int32), np.empty(total)
-            pack(np.arange(len(members)), sets.begin, sets.size, sets.labels, sets.a, *part)
+            pack(np.arange(len(members)), sets.begin, sets.size, sets.labels, sets.a, 0, *part)
             packed.append(part)
             begin[members], size[members] = np.cumsum(sets.size) - sets.size + filled, sets.size
             filled += total
@@ -160,7 +160,7 @@ class SegmentJob:
                 f"{format_size(self.data.plan.dual)} are planned"
             )
         out = DualRows(begin, size, np.empty(total, np.int32), np.empty(total))
-        pack(np.arange(n), begin, size, all_labels, all_a, out.labels, out.a)
+        pack(np.arange(n), begin, size, all_labels, all_a, 0, out.labels, out.a)
         return out
 
     def _pack(self, stepper: Stepper, n_features: int) -> None:

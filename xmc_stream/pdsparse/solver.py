@@ -21,8 +21,8 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.domains import LABEL_NUMBERS, PASSES
 from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.permutation import key_of, visiting_order
-from xmc_stream.pdsparse.kernels.dual import row_keys, spread, sum_negatives
-from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels, Visit, VisitScratch, visit_rows
+from xmc_stream.pdsparse.kernels.dual import pack, sum_negatives
+from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels, Visit, visit_rows
 from xmc_stream.pdsparse.kernels.tables import Tables, dense_tables, hash_tables
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 
@@ -113,22 +113,18 @@ class Stepper:
         """
         members, at, numbers, n_positive = stretch
         sizes = state.size[members]
-        capacity, n = int(sizes.sum()) + most * len(members), len(members)
-        sets = ActiveLabels(
-            np.empty(n, np.int64), np.empty(n, np.int64), n_positive, np.empty(capacity, np.int32), np.empty(capacity)
-        )
-        spread(members, state.begin, state.size, state.labels, state.a, most, sets)
+        ends, n = np.cumsum(sizes + most), len(members)
+        capacity = int(ends[-1])
+        sets = ActiveLabels(ends - sizes - most, sizes, n_positive, np.empty(capacity, np.int32), np.empty(capacity))
+        pack(members, state.begin, state.size, state.labels, state.a, most, sets.labels, sets.a)
         longest, room = int(np.diff(block.indptr).max(initial=0)), int(sizes.max(initial=0)) + most
         if len(self._places) < min(longest * room, PLACES):
             self._places = np.empty(min(longest * room, PLACES), np.int64)
-        keys = np.empty(n, np.uint64)
-        row_keys(numbers[at], key, keys)
         x, how = CSR.of(block), Visit(self.C, self.rate, most, longest, room, fixed)
-        scratch = VisitScratch(self.z, self._places)
         done, packed = 0, -1
         while True:
             done += visit_rows(
-                at[done:], keys[done:], x, sets, self.tables, how, scratch, self._work, self._largest
+                at[done:], numbers, key, x, sets, self.tables, how, self.z, self._places, self._work, self._largest
             )  # fmt: skip
             if done == n:
                 break

@@ -12,19 +12,9 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import place_in_group
-from xmc_stream.kernels.permutation import mix
 from xmc_stream.kernels.ranking import insert, insert_all
 from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels, add_scores
 from xmc_stream.pdsparse.kernels.tables import Tables
-
-_A = np.uint64(0x9E3779B97F4A7C15)
-
-
-@kernel
-def row_keys(rows: NDArray[np.int64], key: np.uint64, out: NDArray[np.uint64]) -> None:
-    """A key for each row's draws in a pass."""
-    for i in range(len(rows)):
-        out[i] = mix(key ^ (np.uint64(rows[i]) * _A))
 
 
 @kernel
@@ -43,34 +33,17 @@ def group_rows(
 
 
 @kernel
-def spread(
-    order: NDArray[np.int64], begin: NDArray[np.int64], size: NDArray[np.int64], labels: NDArray[np.int32],
-    a: NDArray[np.float64], more: int, out: ActiveLabels,
-) -> int:  # fmt: skip
-    """The rows `order`, one after another, with room for so many labels more each; returns the places taken."""
-    at = 0
-    for i in range(len(order)):
-        first, n = begin[order[i]], size[order[i]]
-        out.begin[i], out.size[i] = at, n
-        out.labels[at : at + n] = labels[first : first + n]
-        out.a[at : at + n] = a[first : first + n]
-        at += n + more
-    return at
-
-
-@kernel
 def pack(
     rows: NDArray[np.int64], begin: NDArray[np.int64], size: NDArray[np.int64], labels: NDArray[np.int32],
-    a: NDArray[np.float64], out_labels: NDArray[np.int32], out_a: NDArray[np.float64],
-) -> int:  # fmt: skip
-    """The labels of some rows without gaps; returns how many."""
+    a: NDArray[np.float64], more: int, out_labels: NDArray[np.int32], out_a: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """The labels of some rows, one row after another, each with room for so many more."""
     at = 0
     for i in range(len(rows)):
         first, n = begin[rows[i]], size[rows[i]]
         out_labels[at : at + n] = labels[first : first + n]
         out_a[at : at + n] = a[first : first + n]
-        at += n
-    return at
+        at += n + more
 
 
 @kernel
@@ -95,7 +68,7 @@ def _rank_labels(
 ) -> None:  # fmt: skip
     """The labels that score highest for the entries of a row, of all, from best to worst: ties to the lower label.
 
-    numbers, label_of: the number of each label, and back. z (K,): zero before and after. marks (K,): nowhere `mark`.
+    numbers, label_of: see `rank_rows`. z (K,): zero before and after. marks (K,): nowhere `mark`.
     best: -1 where there are no more labels.
     """
     n_labels, w = tables.n_labels, tables.w
@@ -127,17 +100,16 @@ def _rank_labels(
 
 @kernel
 def rank_rows(
-    indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], numbers: NDArray[np.int32], tables: Tables,
-    z: NDArray[np.float32], best: NDArray[np.int64], best_z: NDArray[np.float32],
+    indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], numbers: NDArray[np.int32],
+    label_of: NDArray[np.int32], tables: Tables, z: NDArray[np.float32], best: NDArray[np.int64],
+    best_z: NDArray[np.float32],
 ) -> None:  # fmt: skip
     """The labels that score highest for each row and their scores (n, k), as predictions have them: see `_rank_labels`.
 
-    numbers (K,): of each label. A label that no weight touches scores 0; ties go to the lower label.
+    numbers, label_of (K,): the number of each label, and back. A label that no weight touches scores 0; ties go to the lower
+    label.
     """
-    n_labels = tables.n_labels
-    label_of, marks = np.empty(n_labels, np.int32), np.full(n_labels, -1, np.int32)
-    for label in range(n_labels):
-        label_of[numbers[label]] = label
+    marks = np.full(tables.n_labels, -1, np.int32)
     for r in range(len(indptr) - 1):
         features, x = indices[indptr[r] : indptr[r + 1]], data[indptr[r] : indptr[r + 1]]
         _rank_labels(features, x, numbers, label_of, tables, z, marks, r, best[r], best_z[r])

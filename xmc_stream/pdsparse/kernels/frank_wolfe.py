@@ -65,31 +65,6 @@ class Visit(NamedTuple):
     fixed: bool
 
 
-class VisitScratch(NamedTuple):
-    """z (K,): zero. places: to remember where a row's v are; rows with more are looked up twice."""
-
-    z: NDArray[np.float32]
-    places: NDArray[np.int64]
-
-
-class SearchRoom(NamedTuple):
-    """What a search of a row writes: entries that it samples, and the best labels with their scores."""
-
-    drawn: NDArray[np.int64]
-    sampled: NDArray[np.float32]
-    best: NDArray[np.int64]
-    best_z: NDArray[np.float32]
-
-
-class StepRoom(NamedTuple):
-    """What solving for a row's a writes: p and q, see `simplex.project`, and its scratch."""
-
-    p: NDArray[np.float64]
-    q: NDArray[np.float64]
-    of_p: NDArray[np.float64]
-    of_q: NDArray[np.float64]
-
-
 @inner_kernel
 def _uniform(key: np.uint64, n: int) -> float:
     """Draw n of a key, in [0, 1)."""
@@ -268,100 +243,106 @@ def _move(
 @inner_kernel
 def _bring_in(
     features: NDArray[Any], entries: NDArray[np.float32], size: int, active: NDArray[np.int32], a: NDArray[np.float64],
-    key: np.uint64, rate: int, tables: Tables, z: NDArray[np.float32], room: SearchRoom,
+    key: np.uint64, rate: int, tables: Tables, z: NDArray[np.float32], drawn: NDArray[np.int64],
+    sampled: NDArray[np.float32], best: NDArray[np.int64], best_z: NDArray[np.float32],
 ) -> tuple[int, int]:  # fmt: skip
     """Search a row for labels that violate, from all or a sample of its entries, and put them behind its active ones.
 
-    size: how many of these there are. key: of the row's draws. Returns the size then, and the weights that were met.
+    size: how many of these there are. key: of the row's draws. drawn, sampled: room for entries that are sampled; best,
+    best_z: for the best labels and their scores. Returns the size then, and the weights that were met.
     """
     n, part, found, met = len(features), int(_uniform(key, 0) * tables.n_parts), 0, 0
     if rate > 1 and n:
         n_drawn = (n + rate - 1) // rate
-        sample_row(features, entries, n_drawn, mix(key ^ _A), room.drawn, room.sampled)
-        found, met = search_row(
-            room.drawn[:n_drawn], room.sampled, active[:size], part, tables, z, room.best, room.best_z
-        )
+        sample_row(features, entries, n_drawn, mix(key ^ _A), drawn, sampled)
+        found, met = search_row(drawn[:n_drawn], sampled, active[:size], part, tables, z, best, best_z)
     else:
-        found, met = search_row(features, entries, active[:size], part, tables, z, room.best, room.best_z)
+        found, met = search_row(features, entries, active[:size], part, tables, z, best, best_z)
     if found == 0:
-        room.best[0] = draw_label(features, active[:size], part, tables, mix(key + _A))
-        found = int(room.best[0] >= 0)
+        best[0] = draw_label(features, active[:size], part, tables, mix(key + _A))
+        found = int(best[0] >= 0)
     for k in range(found):
-        active[size + k], a[size + k] = room.best[k], 0.0
+        active[size + k], a[size + k] = best[k], 0.0
     fetch(features, active[size : size + found], tables)
     return size + found, met
 
 
 @inner_kernel
 def _solve_row(
-    scores: NDArray[np.float64], a: NDArray[np.float64], square: float, n_pos: int, C: float, room: StepRoom
-) -> None:
-    """The a of a row's active labels, positives first, that is best for them: into room.q, and into room.p its negatives."""
+    scores: NDArray[np.float64], a: NDArray[np.float64], square: float, n_pos: int, C: float,
+    p: NDArray[np.float64], q: NDArray[np.float64], scratch_p: NDArray[np.float64], scratch_q: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """The a of a row's active labels that is best for them: that of positives into q, minus that of negatives into p."""
     n_neg = len(scores) - n_pos
     if square > 0.0:
         for k in range(n_pos):
-            room.q[k] = a[k] - scores[k] / square
+            q[k] = a[k] - scores[k] / square
         for k in range(n_neg):
-            room.p[k] = (scores[n_pos + k] + 1.0) / square - a[n_pos + k]
-        project(room.p, n_neg, room.q, n_pos, C, room.of_p, room.of_q)
+            p[k] = (scores[n_pos + k] + 1.0) / square - a[n_pos + k]
+        project(p, n_neg, q, n_pos, C, scratch_p, scratch_q)
     else:  # no score can change: all of C, on any pair
-        room.q[:n_pos], room.p[:n_neg] = 0.0, 0.0
-        room.q[0] = room.p[0] = C
+        q[:n_pos], p[:n_neg] = 0.0, 0.0
+        q[0] = p[0] = C
 
 
 @kernel
 def visit_rows(
-    rows: NDArray[np.int64], keys: NDArray[np.uint64], block: CSR, sets: ActiveLabels, tables: Tables, visit: Visit,
-    scratch: VisitScratch, work: NDArray[np.int64], largest: NDArray[np.float64],
+    rows: NDArray[np.int64], numbers: NDArray[np.int64], pass_key: np.uint64, block: CSR, sets: ActiveLabels,
+    tables: Tables, visit: Visit, z: NDArray[np.float32], places: NDArray[np.int64], work: NDArray[np.int64],
+    largest: NDArray[np.float64],
 ) -> int:  # fmt: skip
     """Take a step on each of some rows of a block, in turn; returns how many were done: the arena may be full before.
 
-    keys: of each row's draws. work (2,) counts weights that searches and steps met; largest (1,): step of a.
+    numbers: of the rows of the block in X: a row's draws depend on its number and the key of the pass. z (K,): zero before and
+    after. places: room to remember where a row's v are; rows with more are looked up twice. work (2,) counts weights that
+    searches and steps met; largest (1,): step of a.
     """
     indptr, indices, data = block
     C, rate, most, longest, room, fixed = visit
-    z, places = scratch
     draws = longest // rate + 1 if rate > 1 else 0
     x, scores, steps = np.empty(longest), np.empty(room), np.empty(room)
-    sampled, best_z = np.empty(draws, np.float32), np.empty(most, np.float32)
-    searched = SearchRoom(np.empty(draws, np.int64), sampled, np.empty(most, np.int64), best_z)
-    new = StepRoom(np.empty(room), np.empty(room), np.empty(room), np.empty(room))
+    drawn, sampled = np.empty(draws, np.int64), np.empty(draws, np.float32)
+    best, best_z = np.empty(most, np.int64), np.empty(most, np.float32)
+    p, q, scratch_p, scratch_q = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
     for i in range(len(rows)):
-        r, key = rows[i], keys[i]
+        r = rows[i]
+        key = mix(pass_key ^ (np.uint64(numbers[r]) * _A))
         n_pos, size = sets.n_positive[r], sets.size[r]
         if n_pos == 0 or n_pos == tables.n_labels:
             continue  # a = 0 is all it can be
         features, entries = indices[indptr[r] : indptr[r + 1]], data[indptr[r] : indptr[r + 1]]
         n, square, needed = len(features), 0.0, 0
-        for p in range(n):
-            x[p] = entries[p]
-            square += x[p] * x[p]
+        for j in range(n):
+            x[j] = entries[j]
+            square += x[j] * x[j]
             if not fixed:
-                needed += bytes_needed(features[p], size + most, tables)
+                needed += bytes_needed(features[j], size + most, tables)
         if not tables.dense and bytes_used(tables) + needed > tables.most_bytes:
             return i
         active = sets.labels[sets.begin[r] : sets.begin[r] + size + most]
         a = sets.a[sets.begin[r] : sets.begin[r] + size + most]
         fetch(features, active[:size], tables)
         if not fixed:
-            size, met = _bring_in(features, entries, size, active, a, key, rate, tables, z, searched)
+            size, met = _bring_in(
+                features, entries, size, active, a, key, rate, tables, z, drawn, sampled, best, best_z
+            )
             work[0] += met
         work[1] += 2 * size * n
         if size == n_pos:
             continue
         if square > 0.0:
             _scores(features, x, active[:size], tables, places, scores[:size])
-        _solve_row(scores[:size], a, square, n_pos, C, new)
+        _solve_row(scores[:size], a, square, n_pos, C, p, q, scratch_p, scratch_q)
         for k in range(size):
-            steps[k] = (new.q[k] if k < n_pos else -new.p[k - n_pos]) - a[k]
+            steps[k] = (q[k] if k < n_pos else -p[k - n_pos]) - a[k]
             largest[0] = max(largest[0], abs(steps[k]))
         if square > 0.0:
             _move(features, x, active[:size], steps, tables, places, fixed)
         kept = n_pos
-        a[:n_pos] = new.q[:n_pos]
+        a[:n_pos] = q[:n_pos]
         for k in range(size - n_pos):
-            if new.p[k] > 0.0:
-                active[kept], a[kept] = active[n_pos + k], -new.p[k]
+            if p[k] > 0.0:
+                active[kept], a[kept] = active[n_pos + k], -p[k]
                 kept += 1
         sets.size[r] = kept
     return len(rows)
