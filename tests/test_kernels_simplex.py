@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import simplex as twin
 
-from xmc_stream.pdsparse.kernels.simplex import project
+from xmc_stream.pdsparse.kernels.frank_wolfe import project
 
 VALUES = st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=8).map(lambda v: np.array(v, np.float64))
 
