@@ -40,8 +40,8 @@ def active(path: Path) -> list[str]:
 def main(path: Path, arguments: list[str]) -> None:
     from xmc_stream import cli
     from xmc_stream.linear import predict
-    from xmc_stream.pdsparse import outcome, passes
-    from xmc_stream.pdsparse import warmup as warm_passes
+    from xmc_stream.pdsparse import jobs
+    from xmc_stream.pdsparse import method as pd_method
     from xmc_stream.ppdsparse import method, search, solve, state
     from xmc_stream.runtime import check
     from xmc_stream.store.matrix import SparseMatrix
@@ -73,9 +73,9 @@ def main(path: Path, arguments: list[str]) -> None:
         counts[PHASES.index("conversion")] = 1
     for owner, phase in (
         (check.CheckJob, "check"), (search.SearchJob, "search"), (solve.SolveJob, "solve"),
-        (state.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (passes.SegmentJob, "pass"),
-        (outcome.ObjectiveJob, "objective"), (outcome.WeightsJob, "weights"), (outcome.UnitJob, "finalise"),
-        (method.PPDSparseWarmUp, "compilation"), (warm_passes.PDSparseWarmUp, "compilation"),
+        (state.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (jobs.SegmentJob, "pass"),
+        (jobs.ObjectiveJob, "objective"), (jobs.WeightsJob, "weights"), (jobs.UnitJob, "finalise"),
+        (method.PPDSparseWarmUp, "compilation"), (pd_method.PDSparseWarmUp, "compilation"),
     ):  # fmt: skip
         owner.run = marked(owner.run, phase)
     SparseMatrix.gather = marked(SparseMatrix.gather, "gather")

@@ -23,7 +23,7 @@ from xmc_stream.factors.products import ProjectJob
 from xmc_stream.lowrank.leml import LEMLRun, most_passes
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.plan import LowRankPlan, lowrank_needs, plan_lowrank
-from xmc_stream.pdsparse.passes import SegmentJob
+from xmc_stream.pdsparse.jobs import SegmentJob
 from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Receipt, run_here
 from xmc_stream.runtime.plan import MemoryPlan
@@ -187,7 +187,7 @@ def test_info_says_how_far_an_unfinished_run_is_in_its_own_terms(
                 raise JobError("no more")
             return visit(job)
 
-        broken.setattr("xmc_stream.pdsparse.passes.SegmentJob.run", third)
+        broken.setattr("xmc_stream.pdsparse.jobs.SegmentJob.run", third)
         with pytest.raises(JobError, match="no more"):
             getattr(xs, solver)(memory_limit=LIMIT, **options[solver]).fit(several_blocks, model=model)
     told = describe_unfinished(work)

@@ -24,10 +24,10 @@ import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.heldout import held_out
+from xmc_stream.pdsparse.jobs import SegmentJob
 from xmc_stream.pdsparse.kernels.tables import bytes_used
 from xmc_stream.pdsparse.method import segments_again
 from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.passes import SegmentJob
 from xmc_stream.pdsparse.plan import PassPlan
 from xmc_stream.pdsparse.rows import Data, TablesOf
 from xmc_stream.pdsparse.run import PDSparseRun

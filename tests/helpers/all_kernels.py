@@ -8,7 +8,7 @@ from xmc_stream.grouplasso.predict import RowsWarmUp
 from xmc_stream.linear.warmup import LinearWarmUp
 from xmc_stream.lowrank.method import LEMLWarmUp
 from xmc_stream.memoir.method import MEMOIRWarmUp
-from xmc_stream.pdsparse.warmup import PDSparseWarmUp
+from xmc_stream.pdsparse.method import PDSparseWarmUp
 from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 

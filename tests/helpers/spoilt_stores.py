@@ -305,7 +305,7 @@ def load() -> None:
     from xmc_stream.linear.warmup import LinearWarmUp
     from xmc_stream.lowrank.method import LEMLWarmUp
     from xmc_stream.memoir.method import MEMOIRWarmUp
-    from xmc_stream.pdsparse.warmup import PDSparseWarmUp
+    from xmc_stream.pdsparse.method import PDSparseWarmUp
     from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 
     for job in (

@@ -10,14 +10,14 @@ from typing import Any
 
 from xmc_stream.linear.weights import finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
+from xmc_stream.pdsparse.jobs import PassProbe
 from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.passes import PassProbe
 from xmc_stream.pdsparse.plan import MOST_FORESEEN, PassPlan, most_tables, pass_needs, plan_pass
 from xmc_stream.pdsparse.rows import Data
 from xmc_stream.pdsparse.run import PDSparseRun, most_passes
-from xmc_stream.pdsparse.warmup import PDSparseWarmUp
 from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 
 
 @dataclass
@@ -74,6 +74,16 @@ class PassForecaster(Forecaster):
             "seconds": round(passes * probe["seconds"] * dataset.n_samples, 1),
             "threads": 1,
         }
+
+
+@dataclass(frozen=True)
+class PDSparseWarmUp(WarmUp):
+    """Train by PD-Sparse on a few rows."""
+
+    def load(self) -> None:
+        with a_few_rows() as dataset:
+            p = PDSparseParameters(max_passes=2, held_out=0.3, post_solve=True)
+            train_a_few(PDSparseRun, dataset, "model", p)
 
 
 class PDSparseMethod(Method):

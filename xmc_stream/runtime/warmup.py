@@ -42,9 +42,9 @@ class WarmUp(ABC):
         return "warm"
 
     @property
-    @abstractmethod
     def loads(self) -> str:
-        """The name of what it loads. Where its fields decide which kernels that is, they are part of it."""
+        """The name of what it loads: its own, and its fields, which decide which kernels that is."""
+        return repr(self)
 
     @abstractmethod
     def load(self) -> None:
