@@ -27,8 +27,7 @@ from xmc_stream.errors import JobError
 from xmc_stream.runtime import cluster as of_cluster
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.events import read_events
-from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt
-from xmc_stream.runtime.threads import Failed
+from xmc_stream.runtime.job import Failed, Loop, Notes, Phase, Receipt
 from xmc_stream.runtime.workers import Terms, environment_here, misfit
 from xmc_stream.system.memory import MemoryLimit
 

@@ -22,7 +22,7 @@ from xmc_stream import flags
 from xmc_stream.cli import main
 from xmc_stream.errors import XmcStreamError, renaming
 from xmc_stream.flags import Wording
-from xmc_stream.runtime.threads import do, receipt_of
+from xmc_stream.runtime.job import do, receipt_of
 
 PACKAGE = Path(xs.__file__).parent
 TREES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from xmc_stream.errors import InputError, JobError
-from xmc_stream.runtime.engine import Engine
-from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt
-from xmc_stream.runtime.threads import Done, Failed, Threads
+from xmc_stream.runtime.engine import Engine, Threads
+from xmc_stream.runtime.job import Done, Failed, Loop, Notes, Phase, Receipt
 from xmc_stream.system.memory import MemoryLimit
 from xmc_stream.system.stop import stop_if_unwanted
 

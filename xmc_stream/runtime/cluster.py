@@ -22,8 +22,7 @@ from distributed.core import Status
 
 from xmc_stream import flags
 from xmc_stream.errors import InputError, JobError
-from xmc_stream.runtime.job import Job
-from xmc_stream.runtime.threads import Done, Failed, do_while, receipt_of, under_way
+from xmc_stream.runtime.job import Done, Failed, Job, do_while, receipt_of, under_way
 from xmc_stream.runtime.workers import (
     About,
     Folders,

@@ -1,7 +1,7 @@
 """The engine: a bounded window of jobs, receipts into the ledger, events and progress beside it.
 
-This module covers: submitting to threads of this process or to a cluster, collecting, ending on errors, near the memory
-limit and when it is interrupted. It does not cover: what jobs do, how they are cut, what their receipts mean.
+This module covers: the threads of this process, submitting to these or to a cluster, collecting, ending on errors, near the
+memory limit and when it is interrupted. It does not cover: what jobs do, how they are cut, what their receipts mean.
 """
 
 from __future__ import annotations
@@ -12,27 +12,30 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import closing, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.errors import NO_ROOM, JobError, XmcStreamError
 from xmc_stream.runtime.check import CheckedJob
 from xmc_stream.runtime.events import EventLog
-from xmc_stream.runtime.job import Job, Phase, Receipt, run_phases
+from xmc_stream.runtime.job import Done, Failed, Job, Phase, Receipt, do, do_while, receipt_of, run_phases, under_way
 from xmc_stream.runtime.job import Ledger as Notebook
 from xmc_stream.runtime.ledger import Ledger, environment
-from xmc_stream.runtime.threads import Done, Threads, receipt_of
 from xmc_stream.store.comparing import comparing
 from xmc_stream.system.memory import Guard, MemoryLimit, make_room, peak_resident, return_freed_memory
 from xmc_stream.system.progress import current
+from xmc_stream.system.stop import stop_if_unwanted
 
 if TYPE_CHECKING:
     from xmc_stream.runtime.cluster import Cluster
 
 UNKEPT = "unkept"  # in a receipt: sums over jobs right before it whose receipts are not kept
 _SUMS = ("passes", "bytes_read", "bytes_gathered")
+_LOOK = 0.1  # seconds from one look for whether this thread is wanted to the next
 _GRACE = 1.5  # seconds that an interrupted run gives its jobs to come to a block boundary
 
 _leaving: list[threading.Thread] = []  # each waits for the jobs of an interrupted run, then closes what it held
@@ -68,6 +71,74 @@ def environment_of(scheduler: Any) -> Mapping[str, str]:
 
     with closing(Cluster(scheduler, "", lambda: False, MemoryLimit(0))) as cluster:
         return {name: cluster.terms.environment[name] for name in environment()}
+
+
+class Threads:
+    """So many threads, of one run. They end with the process, whatever they are doing."""
+
+    processes = 1
+
+    def __init__(self, threads: int, run: str) -> None:
+        self.threads = threads
+        self._run = run
+        self._withdrawn = False
+        self._waiting: SimpleQueue[tuple[Job, Future[Done | Failed]] | None] = SimpleQueue()
+        self._ended: SimpleQueue[Future[Done | Failed]] = SimpleQueue()
+        self._started = 0
+
+    @property
+    def slots(self) -> int:
+        """Jobs that may run beside each other."""
+        return self.threads
+
+    def submit(self, job: Job, twice: bool = False, home: int | None = None) -> Future[Done | Failed]:
+        """Have a job run: `next_ended` gives its future when it has. twice, home: of no use here."""
+        future: Future[Done | Failed] = Future()
+        future.add_done_callback(self._ended.put)
+        self._waiting.put((job, future))
+        if self._started < self.threads:  # not before there is work: a phase of one job needs one
+            self._started += 1
+            threading.Thread(target=self._work, name=f"xmc-stream-job-{self._started}", daemon=True).start()
+        return future
+
+    def next_ended(self) -> Future[Done | Failed]:
+        """A job's future, as it ends. Waits for one, for as long as this thread is wanted."""
+        while True:
+            stop_if_unwanted()
+            with suppress(Empty):
+                return self._ended.get(timeout=_LOOK)
+
+    def outcome(self, job: Job, future: Future[Done | Failed]) -> Done | Failed:
+        """What a job ended with. Raises what it raised, if that is no error of the library's own."""
+        return future.result()
+
+    def once(self, job: Job) -> Done:
+        """Run a job in this thread."""
+        return receipt_of(do(job))
+
+    warm = once  # libraries and kernels, which the process needs once
+
+    def jobs_here(self) -> int:
+        """Jobs that are under way in this process."""
+        return under_way(self._run)
+
+    def withdraw(self, futures: Iterable[Future[Done | Failed]]) -> None:
+        """Want no job any more: what has not begun does not begin, what has begun stops at its next block."""
+        self._withdrawn = True
+
+    def close(self) -> None:
+        """Let the threads go, each when its job has ended."""
+        for _ in range(self._started):
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            job, future = item
+            try:
+                future.set_result(do_while(lambda: not self._withdrawn, job, self._run))
+            except BaseException as error:  # noqa: BLE001 (whoever asks for the outcome is told)
+                future.set_exception(error)
+            del item, job, future  # or what they hold would live until the next job comes
 
 
 class Engine:

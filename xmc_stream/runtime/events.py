@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.runtime.job import this_process
 from xmc_stream.system.files import regular
 from xmc_stream.system.memory import Usage
 
@@ -31,11 +31,6 @@ _KINDS = {
     "event": str, "phase": str,
     **dict.fromkeys(("time", "seconds", "bytes_read", "jobs", "done", "limit", *MOST), int | float),
 }  # fmt: skip
-
-
-def this_process() -> str:
-    """Host and number of this process."""
-    return f"{platform.node()}:{os.getpid()}"
 
 
 class EventLog:

@@ -1,14 +1,28 @@
-"""What the engine and the jobs agree on: a job has a key and runs; a phase is a list of jobs; a loop yields phases."""
+"""What the engine and the jobs agree on: a job has a key and runs; a phase is a list of jobs; a loop yields phases.
+
+And one job where it runs, on a thread of this process or on a worker: what comes back of it, and how it is stopped.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from xmc_stream.errors import JobError, XmcStreamError
+from xmc_stream.system.memory import Usage, peak_resident
 from xmc_stream.system.progress import Progress
+from xmc_stream.system.stop import StoppedError, wanted_while
 
 Receipt = dict[str, Any]  # small and plain: it goes through the scheduler and into the ledger as JSON
+
+_under_way: Counter[str] = Counter()  # jobs of each run in this process
+_lock = threading.Lock()
 
 
 class Job(Protocol):
@@ -114,3 +128,64 @@ def run_here(loop: Loop, ledger: Ledger, progress: Progress | None = None) -> Re
         return receipts
 
     return run_phases(loop, run)
+
+
+def this_process() -> str:
+    """Host and number of this process."""
+    return f"{platform.node()}:{os.getpid()}"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What comes back of a job: the receipt, and clock and memory of the process that ran it."""
+
+    receipt: Receipt
+    seconds: float
+    usage: Usage
+    peak: int
+    process: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An error of the library's own kinds. Raised on a worker, it would be logged there, and not all kinds come back."""
+
+    kind: type[XmcStreamError]
+    message: str
+
+
+def do(job: Job) -> Done | Failed:
+    """Run a job."""
+    began = time.perf_counter()
+    try:
+        receipt = job.run()
+    except XmcStreamError as error:
+        return Failed(type(error), error.said)
+    return Done(receipt, time.perf_counter() - began, Usage.now(), peak_resident(), this_process())
+
+
+def do_while(wanted: Callable[[], bool], job: Job, run: str, copy: str = "") -> Done | Failed:
+    """Run a job of a run for as long as it is wanted: it ends at its next block once wanted() is false. copy: see `stop`."""
+    with _lock:
+        _under_way[run] += 1
+    try:
+        with wanted_while(wanted, copy):
+            return do(job)
+    except StoppedError:
+        return Failed(JobError, f"job {job.key} was stopped")
+    finally:
+        with _lock:
+            _under_way[run] -= 1
+
+
+def under_way(run: str) -> int:
+    """Jobs in this process of a run or, without what follows #, of all sessions of it."""
+    with _lock:
+        return sum(n for name, n in _under_way.items() if run in (name, name.partition("#")[0]))
+
+
+def receipt_of(outcome: Done | Failed) -> Done:
+    """What a job gave. Raises the error that it ended with."""
+    if isinstance(outcome, Failed):
+        raise outcome.kind(outcome.message)
+    return outcome
