@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import zlib
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,19 @@ def test_another_environment_is_refused_unless_forced(tmp_path: Path) -> None:
         Ledger(path, other)
     with Ledger(path, other, force=True):
         pass
+
+
+def test_a_renewed_ledger_that_cannot_be_written_stays_whole(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path, IDENTITY) as ledger:
+        ledger.add("long", {"text": "x" * 1000})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Ledger(path, {**IDENTITY, "seed": 1}, renew=True) as ledger:
+        whole = path.read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                ledger.add("longer", {"text": "x" * 1000})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == whole

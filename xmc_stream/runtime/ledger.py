@@ -50,12 +50,14 @@ class Ledger:
         refuse_foreign(path.parent, path.name)
         self._file = open(hold(path), "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
         try:
-            self._receipts = self._read()
+            self._file.seek(0)
+            self._receipts, self._size = _parse(path, self._file.read())
+            self._file.truncate(self._size)
             before = self._receipts.get(IDENTITY)
             self.renewed = renew and before is not None and before != json.loads(json.dumps(identity))
             if self.renewed:
                 self._file.truncate(0)
-                self._receipts = {}
+                self._receipts, self._size = {}, 0
             self.resumed = len(self._receipts) > 1
             if IDENTITY in self._receipts:
                 check_identity(path, self._receipts[IDENTITY], identity, force)
@@ -72,12 +74,6 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.close()
-
-    def _read(self) -> dict[str, Receipt]:
-        self._file.seek(0)
-        receipts, self._size = _parse(self.path, self._file.read())
-        self._file.truncate(self._size)
-        return receipts
 
     def get(self, key: str) -> Receipt | None:
         """The receipt of a finished job, or a note."""
