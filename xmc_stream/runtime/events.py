@@ -140,20 +140,18 @@ def summarise_events(path: Path) -> dict[str, Any]:
         if event["event"] == "phase":
             phase["jobs_in_all"], entered = event["jobs"], last
         elif event["event"] in ("job", "memory"):
-            phase["jobs"] += event["event"] == "job"
             phase["seconds"] += last - entered
-            phase["job_seconds"] += event["seconds"]
-            phase["bytes_read"] += event["bytes_read"]
             entered = last
             if event["event"] == "job":
                 name = str(event.get("process", ""))
                 mine = workers.setdefault(
                     name, {"process": name, "jobs": 0, "job_seconds": 0.0, "bytes_read": 0, "peak_resident": 0}
                 )
-                mine["jobs"] += 1
-                mine["job_seconds"] += event["seconds"]
-                mine["bytes_read"] += event["bytes_read"]
                 mine["peak_resident"] = max(mine["peak_resident"], event["resident"])
+                for of in (phase, mine):
+                    of["jobs"] += 1
+                    of["job_seconds"] += event["seconds"]
+                    of["bytes_read"] += event["bytes_read"]
             for name in MOST:
                 phase[f"peak_{name}"] = max(phase[f"peak_{name}"], event[name])
     for phase in phases.values():
