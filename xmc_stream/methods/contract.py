@@ -88,13 +88,12 @@ class TrainingRun:
 class Redo:
     """What is done again as a folder of state is damaged.
 
-    damage: for the message; key: the job that it says so of. forget: keys of finished jobs that are to be done again.
-    undo: keys that are taken out of the ledger as if they had never been done. remove: folders.
+    damage: for the message; key: the job that it says so of. undo: keys of finished jobs that are taken out of the ledger, and
+    done again. remove: folders.
     """
 
     damage: str
     key: str
-    forget: Sequence[str] = ()
     undo: Sequence[str] = ()
     remove: Sequence[Path] = field(default=())
 
@@ -183,7 +182,7 @@ class Method(ABC):
         found: list[Redo | str] = []
         for folder, damage in damaged.items():
             key = self.made_by(work, folder, warm_start)
-            found.append(damage if key is None else Redo(damage, key, forget=[key]))
+            found.append(damage if key is None else Redo(damage, key, undo=[key]))
         return found
 
     def totals(self, receipts: Iterable[tuple[str, Receipt]], parameters: Any) -> dict[str, int]:

@@ -139,7 +139,7 @@ class PPDSparseMethod(Method):
         found: list[Redo | str] = []
         for one in super().redo(work, damaged, keys, warm_start):
             if isinstance(one, Redo) and one.key.startswith("solve/"):
-                one = replace(one, forget=[*one.forget, *(key for key in keys if key.startswith(f"{one.key}."))])
+                one = replace(one, undo=[*one.undo, *(key for key in keys if key.startswith(f"{one.key}."))])
             found.append(one)
         return found
 

@@ -99,13 +99,8 @@ class Ledger:
             raise
         self._size += len(line)
 
-    def forget(self, keys: Iterable[str]) -> None:
-        """Have jobs done again in this session."""
-        for key in keys:
-            self._receipts.pop(key, None)
-
     def undo(self, keys: Iterable[str]) -> None:
-        """Have jobs done again, in any session: what they left will be gone. Durable when this returns."""
+        """Have jobs done again, in any session: what they left is of no use. Durable when this returns."""
         for key in keys:
             self._write(key, None)
             self._receipts.pop(key, None)

@@ -315,7 +315,6 @@ def _forget_damaged(method: Method, ledger: Ledger, engine: Engine, work: Path, 
             raise StoreError(
                 f"{redo}: the run cannot go on from it: remove {work} (or " + flags.OVERWRITE + ") and train anew"
             )
-        ledger.forget(redo.forget)
         ledger.undo(redo.undo)
         for folder in redo.remove:
             remove(folder)
