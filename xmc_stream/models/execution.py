@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -123,10 +123,10 @@ def shared(execution: Execution) -> Iterator[Execution]:
     if execution.scheduler is None:
         yield execution
         return
-    from xmc_stream.runtime.cluster import one_client
+    from xmc_stream.runtime.cluster import Cluster
 
-    with one_client(execution.scheduler) as client:
-        yield replace(execution, scheduler=client)
+    with closing(Cluster(execution.scheduler)) as cluster:
+        yield replace(execution, scheduler=cluster.client)
 
 
 def behind(name: str, checks: Sequence[Job], words: str, share: float, loop: Loop) -> Loop:

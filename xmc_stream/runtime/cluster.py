@@ -52,6 +52,7 @@ _LATE = 10.0  # seconds that a job must have taken, and so many times what other
 _TIMES = 3.0
 _SILENT = 15.0  # seconds without a heartbeat; they come once a second or two
 
+_NONE = MemoryLimit(0)  # of workers that get no job
 _NO_WORKERS = "the dask scheduler has no workers: start some, then run this again"
 
 _ended: set[str] = set()  # runs that want none of their jobs any more, in a process that is client and worker
@@ -93,18 +94,11 @@ def settled_limit(
     size: as of `MemoryLimit.of`. reads: stores that workers read; writes: folders that they write to. Nothing is left there.
     Raises InputError where no scheduler answers, it has no workers, or one of these does not fit (see `workers`).
     """
-    with closing(Cluster(scheduler, "", lambda: False, MemoryLimit.of(size))) as cluster, ExitStack() as files:
+    with closing(Cluster(scheduler, limit=MemoryLimit.of(size))) as cluster, ExitStack() as files:
         seen = [files.enter_context(_file_in(_there(of))) for of in writes]
         told = cluster.ask(Folders(tuple(str(Path(of).absolute()) for of in reads), tuple(of.name for of in seen)))
     refuse_unfit(told)
     return common_limit(told, size)
-
-
-@contextmanager
-def one_client(scheduler: Any) -> Iterator[distributed.Client]:
-    """A client that several runs beside each other share. scheduler: as of `Cluster`, which says what it raises."""
-    with closing(Cluster(scheduler, "", lambda: False, MemoryLimit(0))) as cluster:
-        yield cluster.client
 
 
 def _file_in(folder: Path) -> Any:
@@ -162,13 +156,16 @@ class _Task:
 
 
 class Cluster:
-    """The workers of a scheduler, for one run.
+    """The workers of a scheduler, for one run, or to be asked what they are.
 
-    scheduler: a distributed.Client, or an address. goes_on: whether the same command would go on, for messages. limit: of
-    each worker. Raises InputError where no scheduler answers, or none has workers.
+    scheduler: a distributed.Client, or an address. run: its name, see `Terms`; "" where no job is submitted. goes_on: whether
+    the same command would go on, for messages. limit: of each worker. Raises InputError where no scheduler answers, or none
+    has workers.
     """
 
-    def __init__(self, scheduler: Any, run: str, goes_on: Callable[[], bool], limit: MemoryLimit) -> None:
+    def __init__(
+        self, scheduler: Any, run: str = "", goes_on: Callable[[], bool] = lambda: False, limit: MemoryLimit = _NONE
+    ) -> None:
         self._run, self._goes_on, self._limit = run, goes_on, limit
         self._owned = not isinstance(scheduler, distributed.Client)
         if self._owned:

@@ -69,27 +69,22 @@ def environment_of(scheduler: Any) -> Mapping[str, str]:
         return environment()
     from xmc_stream.runtime.cluster import Cluster
 
-    with closing(Cluster(scheduler, "", lambda: False, MemoryLimit(0))) as cluster:
+    with closing(Cluster(scheduler)) as cluster:
         return {name: cluster.terms.environment[name] for name in environment()}
 
 
 class Threads:
-    """So many threads, of one run. They end with the process, whatever they are doing."""
+    """So many threads, of one run, which are slots for jobs. They end with the process, whatever they are doing."""
 
     processes = 1
 
     def __init__(self, threads: int, run: str) -> None:
-        self.threads = threads
+        self.threads = self.slots = threads
         self._run = run
         self._withdrawn = False
         self._waiting: SimpleQueue[tuple[Job, Future[Done | Failed]] | None] = SimpleQueue()
         self._ended: SimpleQueue[Future[Done | Failed]] = SimpleQueue()
         self._started = 0
-
-    @property
-    def slots(self) -> int:
-        """Jobs that may run beside each other."""
-        return self.threads
 
     def submit(self, job: Job, twice: bool = False, home: int | None = None) -> Future[Done | Failed]:
         """Have a job run: `next_ended` gives its future when it has. twice, home: of no use here."""
