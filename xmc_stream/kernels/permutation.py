@@ -14,7 +14,7 @@ _A = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 _B = np.uint64(0xBF58476D1CE4E5B9)  # the two multipliers of the splitmix64 finaliser
 _C = np.uint64(0x94D049BB133111EB)
 _TOGETHER = 512  # items
-_30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+_11, _30, _27, _31, _32 = np.uint64(11), np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 
 
 @kernel
@@ -32,6 +32,12 @@ def key_of(seed: int, label: int, round_: int, epoch: int) -> np.uint64:
     key = mix(key ^ (np.uint64(label) * _A))
     key = mix(key ^ (np.uint64(round_) * _B))
     return mix(key ^ (np.uint64(epoch) * _C))
+
+
+@inner_kernel
+def uniform(key: np.uint64, n: int) -> float:
+    """Draw n of a key, in [0, 1)."""
+    return np.float64(mix(key + np.uint64(n) * _A) >> _11) * 2.0**-53
 
 
 @kernel

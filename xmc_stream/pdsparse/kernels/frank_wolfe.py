@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.permutation import mix
+from xmc_stream.kernels.permutation import mix, uniform
 from xmc_stream.kernels.ranking import insert, insert_all
 from xmc_stream.pdsparse.kernels.tables import (
     WIDE,
@@ -39,7 +39,6 @@ from xmc_stream.pdsparse.kernels.tables import (
 )
 
 _A = np.uint64(0x9E3779B97F4A7C15)
-_11 = np.uint64(11)
 _TRIES = 8  # draws of a label that no weight touches
 _FEW = 32  # values are sorted by insertion
 
@@ -71,12 +70,6 @@ class Visit(NamedTuple):
     longest: int
     room: int
     fixed: bool
-
-
-@inner_kernel
-def _uniform(key: np.uint64, n: int) -> float:
-    """Draw n of a key, in [0, 1)."""
-    return np.float64(mix(key + np.uint64(n) * _A) >> _11) / 9007199254740992.0
 
 
 @inner_kernel
@@ -152,7 +145,7 @@ def draw_label(features: NDArray[Any], active: NDArray[np.int32], part: int, tab
     low, high = part_bounds(part, tables.n_labels, tables.n_parts)
     drawn = -1
     for n in range(_TRIES):
-        k = low + int(_uniform(key, n) * (high - low))
+        k = low + int(uniform(key, n) * (high - low))
         touched = k == high
         for p in range(len(active)):
             touched = touched or active[p] == k
@@ -181,7 +174,7 @@ def sample_row(
         norm += abs(np.float64(data[p]))
     p, upto = 0, abs(np.float64(data[0]))
     for i in range(n):
-        at = (i + _uniform(key, i)) * norm / n
+        at = (i + uniform(key, i)) * norm / n
         while at >= upto and p + 1 < len(features):
             p += 1
             upto += abs(np.float64(data[p]))
@@ -259,7 +252,7 @@ def _bring_in(
     size: how many of these there are. key: of the row's draws. drawn, sampled: room for entries that are sampled; best,
     best_z: for the best labels and their scores. Returns the size then, and the weights that were met.
     """
-    n, part, found, met = len(features), int(_uniform(key, 0) * tables.n_parts), 0, 0
+    n, part, found, met = len(features), int(uniform(key, 0) * tables.n_parts), 0, 0
     if rate > 1 and n:
         n_drawn = (n + rate - 1) // rate
         sample_row(features, entries, n_drawn, mix(key ^ _A), drawn, sampled)

@@ -9,19 +9,11 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.domains import WEIGHT_DRAWS
 from xmc_stream.kernels.jit import kernel
-from xmc_stream.kernels.permutation import key_of, mix
+from xmc_stream.kernels.permutation import key_of, uniform
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-_11 = np.uint64(11)
 _BINS = 128  # of weights by size: eight of each power of two
 _SIZE = np.uint32(0x7FFFFFFF)  # the bits of a float32 but the sign: ordered as the absolute values are
 _20 = np.uint32(20)  # of these, those that a bin does not look at
-
-
-@kernel
-def _uniform(key: np.uint64, r: int) -> float:
-    """Number r of the key's numbers in [0, 1)."""
-    return np.float64(mix(key + np.uint64(r) * _ODD) >> _11) * 2.0**-53
 
 
 @kernel
@@ -58,7 +50,7 @@ def sparsify(
             step = total / draws
             key = key_of(seed, labels[c], round_, WEIGHT_DRAWS)
             r = 0
-            place = _uniform(key, 0) * step
+            place = uniform(key, 0) * step
             reached = 0.0
             for p in range(begin, end):
                 reached += abs(np.float64(values[p]))
@@ -67,7 +59,7 @@ def sparsify(
                 while r < draws and (place < reached or p == end - 1):
                     count += 1
                     r += 1
-                    place = (r + _uniform(key, r)) * step
+                    place = (r + uniform(key, r)) * step
                 if count:
                     w = np.float32(count * step)
                     features[filled], values[filled] = features[p], w if values[p] > 0 else -w
