@@ -17,7 +17,7 @@ from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.plan import STRETCH, PassPlan
 from xmc_stream.pdsparse.solver import Stepper, label_numbers, strip_bits
 from xmc_stream.pdsparse.state import read_tables
-from xmc_stream.runtime.plan import Portion
+from xmc_stream.runtime.plan import Portion, fitting_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 
@@ -88,14 +88,10 @@ class Rows:
 
     def stretches(self, counts: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """An order of rows with so many entries each, in pieces that fit in memory."""
-        ends = np.cumsum(counts[order])
-        begin = 0
-        while begin < len(order):
-            before = int(ends[begin - 1]) if begin else 0
-            end = max(int(np.searchsorted(ends, before + self._nnz, side="right")), begin + 1)
-            end = min(end, begin + STRETCH, len(order))
-            yield order[begin:end]
-            begin = end
+        for start in range(0, len(order), STRETCH):
+            some = order[start : start + STRETCH]
+            for first, last in fitting_ranges(counts[some], self._nnz):
+                yield some[first:last]
 
     def blocks_of_job(self, first: int, held_out: bool) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:
         """As `blocks`, from row `first` on, as many as a job should take; then `last` tells before which row it ended."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.pdsparse.kernels.tables import Tables, enter, list_entries
+from xmc_stream.runtime.plan import fitting_ranges
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, ArrayWriter, MatrixWriter, new_store
 from xmc_stream.store.inventory import BLANK, SEAL, fill_seal
@@ -125,11 +126,10 @@ def write_tables(path: Path, tables: Tables, n_features: int) -> None:
     per_feature = np.full(n_features, tables.n_labels, np.int64)
     if not tables.dense:
         per_feature = tables.v.n.reshape(n_features, -1).sum(axis=1, dtype=np.int64)
-    ends = np.concatenate([[0], np.cumsum(per_feature)])
     with new_store(path, {SEAL: BLANK}) as group:
         arrays = [ArrayWriter(group, name, dtype, SCRATCH_CHUNK_BYTES) for name, dtype in _TABLES.items()]
-        for first, last in _ranges(ends, ENTRIES):
-            room = int(ends[last] - ends[first])
+        for first, last in fitting_ranges(per_feature, ENTRIES):
+            room = int(per_feature[first:last].sum())
             counts, labels, values = np.empty(last - first, np.int32), np.empty(room, np.int32), np.empty(room)
             n = list_entries(first, last, tables, counts, labels, values)
             parts: tuple[NDArray[Any], ...] = counts, labels[:n], values[:n]
@@ -154,15 +154,6 @@ def read_tables(path: Path, tables: Tables, n_features: int, above: float | None
             )
 
 
-def _ranges(ends: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of features that have about so many entries together."""
-    first = 0
-    while first < len(ends) - 1:
-        last = max(first + 1, int(np.searchsorted(ends, ends[first] + most, side="right")) - 1)
-        yield first, last
-        first = last
-
-
 def _damaged(path: Path) -> StoreError:
     return StoreError(f"{path} has what it cannot have: remove the unfinished run and begin anew")
 
@@ -181,7 +172,7 @@ def stored_tables(
     known = labels.dtype == np.int32 and values.dtype == np.float64
     if not (bounded and known and labels.size == values.size == ends[-1]):
         raise _damaged(path)
-    for first, last in _ranges(ends, most):
+    for first, last in fitting_ranges(counts, most):
         low, high = int(ends[first]), int(ends[last])
         some, v = labels.read(low, high), values.read(low, high)
         if len(some) and not (0 <= some.min() <= some.max() < n_labels and np.isfinite(v).all()):

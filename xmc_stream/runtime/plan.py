@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.system.memory import MemoryLimit, grown, least_limit
 
@@ -191,6 +194,16 @@ def even_ranges(n: int, parts: int) -> list[tuple[int, int]]:
     """0 .. n in `parts` ranges of nearly equal length, without empty ones."""
     parts = max(1, min(parts, n))
     return [(n * p // parts, n * (p + 1) // parts) for p in range(parts)]
+
+
+def fitting_ranges(sizes: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """0 .. n in ranges, each as long as its sizes are at most so much together, or one long."""
+    ends, first = np.cumsum(sizes), 0
+    while first < len(sizes):
+        before = ends[first - 1] if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
+        yield first, last
+        first = last
 
 
 class Portion:
