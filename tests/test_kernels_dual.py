@@ -13,16 +13,15 @@ from reference import frank_wolfe as twin
 
 from xmc_stream.kernels.heldout import held_out
 from xmc_stream.kernels.order import GROUP, strip_slots
-from xmc_stream.pdsparse.kernels.dual import group_rows, pack, rank_rows, sum_losses, sum_negatives
+from xmc_stream.pdsparse.kernels.dual import group_rows, packed, rank_rows, sum_losses, sum_negatives
 from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels
 from xmc_stream.pdsparse.kernels.tables import (
     Tables,
     bytes_used,
-    dense_tables,
     enter,
     find,
-    hash_tables,
     list_entries,
+    new_tables,
     norms,
 )
 
@@ -31,7 +30,7 @@ LAM = 0.5
 
 def tables_of(V: NDArray[np.float64], n_parts: int, dense: bool) -> Tables:
     d, k = V.shape
-    tables = dense_tables(d, k, n_parts, LAM) if dense else hash_tables(d, k, n_parts, LAM, 1 << 18)
+    tables = new_tables(d, k, n_parts, LAM, 0 if dense else 1 << 18)
     rows, labels = np.nonzero(V)
     counts = np.bincount(rows, minlength=d).astype(np.int32)
     order = np.random.default_rng(0).permutation(len(rows))
@@ -74,7 +73,7 @@ def test_tables_go_to_disk_and_back(seed: int, dense: bool, n_parts: int) -> Non
 
 
 def test_tables_that_do_not_fit_are_told() -> None:
-    small, labels = hash_tables(1, 100, 1, LAM, 400), np.arange(60, dtype=np.int32)
+    small, labels = new_tables(1, 100, 1, LAM, 400), np.arange(60, dtype=np.int32)
     assert not enter(0, small, np.array([60], np.int32), labels, np.ones(60))
     assert bytes_used(small) <= 400
 
@@ -113,19 +112,17 @@ def test_rows_are_packed_with_and_without_room(sizes: list[int], more: int, seed
     begin = np.cumsum(size) - size
     labels, a = rng.integers(0, 99, size.sum()).astype(np.int32), rng.standard_normal(size.sum())
     order = rng.permutation(n)[: max(1, n // 2)]
-    room = int(size[order].sum()) + more * len(order)
     n_positive = np.minimum(size[order], 1)
-    begins = np.cumsum(size[order] + more) - size[order] - more
-    out = ActiveLabels(begins, size[order], n_positive, np.empty(room, np.int32), np.empty(room))
-    pack(order, begin, size, labels, a, more, out.labels, out.a)
-    got_labels, got_a = np.empty(size[order].sum(), np.int32), np.empty(size[order].sum())
-    pack(np.arange(len(order)), out.begin, out.size, out.labels, out.a, 0, got_labels, got_a)
+    out = packed(ActiveLabels(begin, size, labels, a), order, more)
+    assert np.array_equal(np.diff(out.begin), (size[order] + more)[:-1])
+    assert len(out.labels) == len(out.a) == out.begin[-1] + size[order[-1]] + more
+    got = packed(out, np.arange(len(order)))
     pieces = [slice(begin[r], begin[r] + size[r]) for r in order]
-    assert np.array_equal(got_labels, np.concatenate([labels[piece] for piece in pieces]))
-    assert np.array_equal(got_a, np.concatenate([a[piece] for piece in pieces]))
-    negatives, active, used = sum_negatives(out, len(order))
+    assert np.array_equal(got.labels, np.concatenate([labels[piece] for piece in pieces]))
+    assert np.array_equal(got.a, np.concatenate([a[piece] for piece in pieces]))
+    negatives, active, used = sum_negatives(out, n_positive)
     assert np.isclose(negatives, sum(a[piece][1:].sum() for piece in pieces))
-    assert (active, used) == (len(got_a), np.count_nonzero(got_a))
+    assert (active, used) == (len(got.a), np.count_nonzero(got.a))
 
 
 @pytest.mark.parametrize(("n", "bits"), [(1, 0), (500, 0), (1000, 3), (5000, 7)])

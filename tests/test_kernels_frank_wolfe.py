@@ -27,9 +27,8 @@ from xmc_stream.pdsparse.kernels.frank_wolfe import (
 from xmc_stream.pdsparse.kernels.tables import (
     Tables,
     bytes_used,
-    dense_tables,
     find,
-    hash_tables,
+    new_tables,
     place,
     set_weight,
     soft,
@@ -56,14 +55,13 @@ class State:
         (n, d), k = problem.X.shape, problem.Y.shape[1]
         self.problem, self.most = problem, most
         lam = problem.lam
-        self.tables = dense_tables(d, k, n_parts, lam) if dense else hash_tables(d, k, n_parts, lam, most_bytes)
+        self.tables = new_tables(d, k, n_parts, lam, 0 if dense else most_bytes)
         self.tables.values[:] = 0.0 if dense else 7.0  # whatever was there before
         room = k + most
         self.n_positive = problem.Y.sum(axis=1)
         self.sets = ActiveLabels(
             np.arange(n) * room,
             self.n_positive.copy(),
-            self.n_positive,
             np.zeros(n * room, np.int32),
             np.zeros(n * room),
         )
@@ -79,7 +77,7 @@ class State:
         rows, numbers = np.asarray(rows, np.int64), np.zeros(len(p.X), np.int64)
         numbers[rows] = keys
         done = visit_rows(
-            rows, numbers, np.uint64(0), CSR(*p.csr()), self.sets, self.tables,
+            rows, numbers, np.uint64(0), CSR(*p.csr()), self.sets, self.n_positive, self.tables,
             Visit(p.C, rate, self.most, self.longest, self.room, False), self.z, self.places, self.work, self.largest,
         )  # fmt: skip
         assert not self.z.any()
@@ -167,7 +165,7 @@ def test_a_search_finds_the_labels_that_score_highest(seed: int, dense: bool, n_
     rng = np.random.default_rng(seed)
     d, k, lam = 8, int(rng.integers(1, 60)), 0.25  # scores are multiples of 1/4, exact in float32
     V = np.where(rng.random((d, k)) < rng.choice([0.02, 0.5]), np.round(rng.standard_normal((d, k)) * 2) / 2, 0)
-    tables = dense_tables(d, k, n_parts, lam) if dense else hash_tables(d, k, n_parts, lam, 1 << 17)
+    tables = new_tables(d, k, n_parts, lam, 0 if dense else 1 << 17)
     fill(tables, V)
     x, features = np.round(rng.standard_normal(d) * 2).astype(np.float32), np.arange(d)
     z, active = np.zeros(k, np.float32), np.flatnonzero(rng.random(k) < 0.2).astype(np.int32)
@@ -201,7 +199,7 @@ def test_scores_of_samples_are_the_exact_ones_on_average(dense: bool, n_drawn: i
     rng, (d, k, n, lam) = np.random.default_rng(0), (20, 12, unless_plain(10_000, 3_000), 0.3)
     V = np.where(rng.random((d, k)) < 0.5, rng.standard_normal((d, k)), 0)
     W = np.sign(V) * np.maximum(np.abs(V) - lam, 0)
-    tables = dense_tables(d, k, 2, lam) if dense else hash_tables(d, k, 2, lam, 1 << 20)
+    tables = new_tables(d, k, 2, lam, 0 if dense else 1 << 20)
     fill(tables, V)
     x = rng.standard_normal(d).astype(np.float32)
     at, value, z = np.empty(n_drawn, np.int64), np.empty(n_drawn, np.float32), np.empty((n, k), np.float32)

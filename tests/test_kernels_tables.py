@@ -11,10 +11,9 @@ from xmc_stream.pdsparse.kernels.tables import (
     Tables,
     bytes_needed,
     bytes_used,
-    dense_tables,
     find,
-    hash_tables,
     length,
+    new_tables,
     part_bounds,
     place,
     purge,
@@ -66,7 +65,7 @@ STEPS = st.lists(st.tuples(st.integers(0, D - 1), st.integers(0, K - 1), st.inte
 @settings(deadline=None)
 @given(STEPS, st.integers(1, 3))
 def test_tables_hold_what_dictionaries_hold(steps: list[tuple[int, int, int]], n_parts: int) -> None:
-    tables, twin = hash_tables(D, K, n_parts, LAM, BYTES), {}
+    tables, twin = new_tables(D, K, n_parts, LAM, BYTES), {}
     tables.v.words[:] = -7  # not cleared
     for feature, label, value in steps:
         step(tables, feature, label, value)
@@ -90,7 +89,7 @@ def test_tables_hold_what_dictionaries_hold(steps: list[tuple[int, int, int]], n
 @settings(deadline=None)
 @given(STEPS, st.integers(1, 3), st.sampled_from([0.0, 1.0, 3.0]), st.booleans())
 def test_what_is_small_is_taken_out(steps: list[tuple[int, int, int]], n_parts: int, above: float, dense: bool) -> None:
-    tables = dense_tables(D, K, n_parts, LAM) if dense else hash_tables(D, K, n_parts, LAM, BYTES)
+    tables = new_tables(D, K, n_parts, LAM, 0 if dense else BYTES)
     twin: dict[tuple[int, int], int] = {}
     for q, (feature, label, value) in enumerate(steps):
         if q == len(steps) // 2:  # what stays is found and changed later, as before
@@ -112,14 +111,14 @@ def test_what_is_small_is_taken_out(steps: list[tuple[int, int, int]], n_parts: 
 
 @given(st.integers(1, 200), st.integers(1, 7))
 def test_parts_are_runs_of_labels(n_labels: int, n_parts: int) -> None:
-    tables = hash_tables(1, n_labels, n_parts, LAM, 0)
+    tables = new_tables(1, n_labels, n_parts, LAM, 0)
     runs = [range(*part_bounds(part, n_labels, n_parts)) for part in range(n_parts)]
     assert [label for run in runs for label in run] == list(range(n_labels))
     assert all(table_of(0, label, tables) == part for part, run in enumerate(runs) for label in run)
 
 
 def test_regions_that_were_left_are_used_again() -> None:
-    tables = hash_tables(D, K, 1, LAM, BYTES)
+    tables = new_tables(D, K, 1, LAM, BYTES)
     for feature in range(D):
         for label in range(K):
             step(tables, feature, label, 2.0)
@@ -130,7 +129,7 @@ def test_regions_that_were_left_are_used_again() -> None:
 
 
 def test_dense_vectors_have_every_place() -> None:
-    tables = dense_tables(D, K, 3, LAM)
+    tables = new_tables(D, K, 3, LAM, 0)
     assert bytes_needed(2, 100, tables) == 0
     step(tables, 2, 7, 5.0)
     assert get(tables, 2, 7) == 5.0

@@ -24,7 +24,8 @@ from xmc_stream.factors.factors import Factor, new_factors, take
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.model import load_model
-from xmc_stream.pdsparse.state import DualRows, PassState, begin_with, new_segment, stored_tables
+from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels
+from xmc_stream.pdsparse.state import PassState, begin_with, new_segment, stored_tables
 from xmc_stream.ppdsparse.candidates import CandidateRows, new_candidates, read_candidates
 from xmc_stream.ppdsparse.state import UnitState, new_unit_state
 from xmc_stream.store import matrix as matrix_file
@@ -266,7 +267,7 @@ def test_tables_and_dual_variables_that_cannot_be(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(StoreError):
             segment(sizes, labels, strips).read(np.array([0, 1]), np.array([2, 1]))
-    rows = DualRows(np.array([0, 2]), np.array([2, 1]), np.array([3, 1, 0], np.int32), np.zeros(3))
+    rows = ActiveLabels(np.array([0, 2]), np.array([2, 1]), np.array([3, 1, 0], np.int32), np.zeros(3))
     assert begin_with(rows, np.array([0, 1, 2]), np.array([3, 0], np.int32))
     assert not begin_with(rows, np.array([0, 1, 2]), np.array([1, 0], np.int32))
     assert not begin_with(rows, np.array([0, 1, 3]), np.array([3, 0, 0], np.int32))

@@ -26,14 +26,14 @@ from xmc_stream.linear.weights import Unit, new_unit
 from xmc_stream.metrics import among
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.decisions import HeldOut
-from xmc_stream.pdsparse.kernels.dual import group_rows, pack, rank_rows, sum_losses
+from xmc_stream.pdsparse.kernels.dual import group_rows, packed, rank_rows, sum_losses
+from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels
 from xmc_stream.pdsparse.kernels.tables import bytes_used, clear, norms
 from xmc_stream.pdsparse.plan import STRETCH
 from xmc_stream.pdsparse.rows import Data, Rows, TablesOf, Which
 from xmc_stream.pdsparse.solver import Stepper, Stretch, TablesFullError, label_numbers, pass_key
 from xmc_stream.pdsparse.state import (
     ENTRIES,
-    DualRows,
     PassState,
     begin_with,
     new_segment,
@@ -126,7 +126,7 @@ class SegmentJob:
     def _visit(
         self, rows: Rows, stepper: Stepper, before: PassState | None, strips: NDArray[np.int64], slots: NDArray[np.int64],
         key: np.uint64,
-    ) -> DualRows:  # fmt: skip
+    ) -> ActiveLabels:  # fmt: skip
         """Visit the rows of a group; returns what they have then, row after row."""
         most = len(strips) << rows.bits
         at, places = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -135,7 +135,7 @@ class SegmentJob:
         indptr, labels = rows.labels(at)
         n_positive = np.diff(indptr)
         if before is None:
-            state = DualRows(indptr[:-1], n_positive, labels, np.zeros(len(labels)))
+            state = ActiveLabels(indptr[:-1], n_positive, labels, np.zeros(len(labels)))
         else:
             sizes = np.minimum((strips + 1) << rows.bits, rows.n_samples) - (strips << rows.bits)
             state = before.read(strips, sizes)
@@ -149,10 +149,7 @@ class SegmentJob:
         firsts, counts = rows.X.lengths(at)
         # rows that are not visited keep what they have: at first their positives, with a = 0
         others = np.flatnonzero(~visited)
-        begin, size, filled = np.zeros(n, np.int64), state.size.copy(), int(state.size[others].sum())
-        begin[others] = np.cumsum(size[others]) - size[others]
-        packed = [(np.empty(filled, np.int32), np.empty(filled))]
-        pack(others, state.begin, state.size, state.labels, state.a, 0, *packed[0])
+        parts = [(others, packed(state, others))]
         for stretch in rows.stretches(counts, order):
             members = np.sort(stretch)
             block = rows.X.gather(at[members], rows.buffer, (firsts[members], counts[members]))
@@ -166,24 +163,21 @@ class SegmentJob:
                     f"in pass {self.number + 1} the tables of v and w need more than the "
                     f"{format_size(stepper.tables.most_bytes)} that the memory limit leaves them"
                 ) from None
-            total = int(sets.size.sum())
-            part = np.empty(total, np.int32), np.empty(total)
-            pack(np.arange(len(members)), sets.begin, sets.size, sets.labels, sets.a, 0, *part)
-            packed.append(part)
-            begin[members], size[members] = np.cumsum(sets.size) - sets.size + filled, sets.size
-            filled += total
-        all_labels, all_a = (np.concatenate([part[side] for part in packed]) for side in (0, 1))
-        del packed
-        total = int(size.sum())
-        needed = 12 * (len(state.labels) + filled + total)
+            parts.append((members, packed(sets, np.arange(len(members)))))
+        begin, size, filled = np.empty(n, np.int64), np.empty(n, np.int64), 0
+        for members, part in parts:
+            begin[members], size[members] = part.begin + filled, part.size
+            filled += len(part.labels)
+        needed = 12 * (len(state.labels) + 2 * filled)
         if needed > self.data.plan.dual:
             raise self._too_many(
-                f"{n} rows have {total} active labels, whose dual variables take {format_size(needed)} where "
+                f"{n} rows have {filled} active labels, whose dual variables take {format_size(needed)} where "
                 f"{format_size(self.data.plan.dual)} are planned"
             )
-        out = DualRows(begin, size, np.empty(total, np.int32), np.empty(total))
-        pack(np.arange(n), begin, size, all_labels, all_a, 0, out.labels, out.a)
-        return out
+        labels = np.concatenate([part.labels for _, part in parts])
+        a = np.concatenate([part.a for _, part in parts])
+        del parts, part
+        return packed(ActiveLabels(begin, size, labels, a), np.arange(n))
 
     def _pack(self, stepper: Stepper, n_features: int) -> None:
         """Give tables regions as short as may be, and none that were left; over the disk, as they fill the memory."""
@@ -231,14 +225,13 @@ class PassProbe:
         d, at, p = rows.dataset.n_features, np.arange(n), self.data.parameters
         stepper = Stepper(d, rows.n_labels, p, p.lams[0], max(1, p.rate), self.data.plan.most_bytes())
         block, (indptr, labels) = rows.X.gather(at, rows.buffer, rows.X.lengths(at)), rows.labels(at)
-        state = DualRows(indptr[:-1], np.diff(indptr), labels, np.zeros(len(labels)))
+        state = ActiveLabels(indptr[:-1], np.diff(indptr), labels, np.zeros(len(labels)))
         seconds, full = 0.0, False
         try:
             for number in range(2):
                 began = time.perf_counter()
                 key = pass_key(self.data.seed, 0, number)
-                sets = stepper.visit(Stretch(at, at, at, np.diff(indptr)), key, block, state, 1, False)
-                state = DualRows(sets.begin, sets.size, sets.labels, sets.a)
+                state = stepper.visit(Stretch(at, at, at, np.diff(indptr)), key, block, state, 1, False)
                 seconds = (time.perf_counter() - began) / n
         except TablesFullError:
             full = True

@@ -21,9 +21,9 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.domains import LABEL_NUMBERS, PASSES
 from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.permutation import key_of, visiting_order
-from xmc_stream.pdsparse.kernels.dual import pack, sum_negatives
+from xmc_stream.pdsparse.kernels.dual import packed, sum_negatives
 from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels, Visit, visit_rows
-from xmc_stream.pdsparse.kernels.tables import Tables, dense_tables, hash_tables
+from xmc_stream.pdsparse.kernels.tables import new_tables
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 
 _STEP_WORK = 16  # a look at v takes as long as so many weights of a search
@@ -89,11 +89,7 @@ class Stepper:
     def __init__(
         self, n_features: int, n_labels: int, parameters: PDSparseParameters, lam: float, rate: int, most_bytes: int
     ) -> None:
-        parts = min(parameters.parts, n_labels)
-        if most_bytes:
-            self.tables: Tables = hash_tables(n_features, n_labels, parts, lam, most_bytes)
-        else:
-            self.tables = dense_tables(n_features, n_labels, parts, lam)
+        self.tables = new_tables(n_features, n_labels, min(parameters.parts, n_labels), lam, most_bytes)
         self.C, self.rate, self.z = float(parameters.C), rate, np.zeros(n_labels, np.float32)
         self._places = np.empty(0, np.int64)
         self._reset()
@@ -103,7 +99,7 @@ class Stepper:
         self._sums = np.zeros(4)
 
     def visit(
-        self, stretch: Stretch, key: np.uint64, block: Any, state: Any, most: int, fixed: bool,
+        self, stretch: Stretch, key: np.uint64, block: Any, state: ActiveLabels, most: int, fixed: bool,
         make_room: Callable[[], None] | None = None,
     ) -> ActiveLabels:  # fmt: skip
         """Visit the rows of a block; returns their active labels then, in the block's order.
@@ -112,27 +108,24 @@ class Stepper:
         Raises TablesFullError.
         """
         members, at, numbers, n_positive = stretch
-        sizes = state.size[members]
-        ends, n = np.cumsum(sizes + most), len(members)
-        capacity = int(ends[-1])
-        sets = ActiveLabels(ends - sizes - most, sizes, n_positive, np.empty(capacity, np.int32), np.empty(capacity))
-        pack(members, state.begin, state.size, state.labels, state.a, most, sets.labels, sets.a)
-        longest, room = int(np.diff(block.indptr).max(initial=0)), int(sizes.max(initial=0)) + most
+        n, sets = len(members), packed(state, members, most)
+        longest, room = int(np.diff(block.indptr).max(initial=0)), int(sets.size.max(initial=0)) + most
         if len(self._places) < min(longest * room, PLACES):
             self._places = np.empty(min(longest * room, PLACES), np.int64)
         x, how = CSR.of(block), Visit(self.C, self.rate, most, longest, room, fixed)
-        done, packed = 0, -1
+        done, full = 0, -1
         while True:
             done += visit_rows(
-                at[done:], numbers, key, x, sets, self.tables, how, self.z, self._places, self._work, self._largest
+                at[done:], numbers, key, x, sets, n_positive, self.tables, how, self.z, self._places, self._work,
+                self._largest,
             )  # fmt: skip
             if done == n:
                 break
-            if make_room is None or packed == done:
+            if make_room is None or full == done:
                 raise TablesFullError
             make_room()
-            packed = done
-        negatives, active, used = sum_negatives(sets, n)
+            full = done
+        negatives, active, used = sum_negatives(sets, n_positive)
         self._sums += [n, negatives, active, used]
         return sets
 

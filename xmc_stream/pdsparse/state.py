@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError, StoreError
+from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels
 from xmc_stream.pdsparse.kernels.tables import Tables, enter, list_entries
 from xmc_stream.runtime.plan import fitting_ranges
 from xmc_stream.store.chunks import open_array, read_small
@@ -30,17 +30,7 @@ ENTRIES = 1 << 18  # of tables written or read at a time
 _TABLES = {"counts": np.int32, "labels": np.int32, "values": np.float64}
 
 
-@dataclass
-class DualRows:
-    """Active labels of rows in memory, ragged: row r has labels[begin[r] : begin[r] + size[r]], positives first, and a."""
-
-    begin: NDArray[np.int64]
-    size: NDArray[np.int64]
-    labels: NDArray[np.int32]
-    a: NDArray[np.float64]
-
-
-def begin_with(rows: DualRows, indptr: NDArray[np.int64], labels: NDArray[np.int32]) -> bool:
+def begin_with(rows: ActiveLabels, indptr: NDArray[np.int64], labels: NDArray[np.int32]) -> bool:
     """Whether the labels of each row begin with those that are its own: labels[indptr[r] : indptr[r + 1]]."""
     counts = np.diff(indptr)
     if (rows.size < counts).any():
@@ -99,7 +89,7 @@ class PassState:
         """Bytes of the ranges read so far."""
         return sum(matrix.bytes_read for matrix in self._active)
 
-    def read(self, strips: NDArray[np.int64], sizes: NDArray[np.int64]) -> DualRows:
+    def read(self, strips: NDArray[np.int64], sizes: NDArray[np.int64]) -> ActiveLabels:
         """Of the rows of some strips with so many rows, strip after strip."""
         firsts = np.cumsum(sizes) - sizes
         begin, size = (np.empty(int(sizes.sum()), np.int64) for _ in range(2))
@@ -118,7 +108,7 @@ class PassState:
             labels.append(block.indices.astype(np.int32, copy=False))
             a.append(block.values)
             filled += len(block.indices)
-        return DualRows(begin, size, np.concatenate(labels), np.concatenate(a))
+        return ActiveLabels(begin, size, np.concatenate(labels), np.concatenate(a))
 
 
 def write_tables(path: Path, tables: Tables, n_features: int) -> None:

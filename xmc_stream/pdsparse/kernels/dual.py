@@ -1,7 +1,4 @@
-"""Dual variables of samples as they stream by, and what weights say of samples: for PD-Sparse.
-
-Active labels of rows are ragged: row r has labels[begin[r] : begin[r] + size[r]], its positives first, and their a.
-"""
+"""Dual variables of samples as they stream by, and what weights say of samples: for PD-Sparse."""
 
 from __future__ import annotations
 
@@ -33,28 +30,31 @@ def group_rows(
 
 
 @kernel
-def pack(
-    rows: NDArray[np.int64], begin: NDArray[np.int64], size: NDArray[np.int64], labels: NDArray[np.int32],
-    a: NDArray[np.float64], more: int, out_labels: NDArray[np.int32], out_a: NDArray[np.float64],
-) -> None:  # fmt: skip
-    """The labels of some rows, one row after another, each with room for so many more."""
-    at = 0
+def _copy_labels(rows: NDArray[np.int64], sets: ActiveLabels, out: ActiveLabels) -> None:
     for i in range(len(rows)):
-        first, n = begin[rows[i]], size[rows[i]]
-        out_labels[at : at + n] = labels[first : first + n]
-        out_a[at : at + n] = a[first : first + n]
-        at += n + more
+        first, to, n = sets.begin[rows[i]], out.begin[i], out.size[i]
+        out.labels[to : to + n] = sets.labels[first : first + n]
+        out.a[to : to + n] = sets.a[first : first + n]
+
+
+def packed(sets: ActiveLabels, rows: NDArray[np.int64], more: int = 0) -> ActiveLabels:
+    """Some rows alone, one after another, each with room for so many more labels."""
+    size = sets.size[rows]
+    total = int(size.sum()) + more * len(rows)
+    out = ActiveLabels(np.cumsum(size + more) - size - more, size, np.empty(total, np.int32), np.empty(total))
+    _copy_labels(rows, sets, out)
+    return out
 
 
 @kernel
-def sum_negatives(sets: ActiveLabels, n: int) -> tuple[float, int, int]:
-    """Of the first n rows: the sum of a over negatives, the active labels, those of them with a != 0."""
+def sum_negatives(sets: ActiveLabels, n_positive: NDArray[np.int64]) -> tuple[float, int, int]:
+    """The sum of a over negatives, the active labels, those of them with a != 0. n_positive: of each row."""
     total, active, used = 0.0, 0, 0
-    for r in range(n):
+    for r in range(len(n_positive)):
         for k in range(sets.size[r]):
             a = sets.a[sets.begin[r] + k]
             used += 1 if a != 0.0 else 0
-            if k >= sets.n_positive[r]:
+            if k >= n_positive[r]:
                 total += a
         active += sets.size[r]
     return total, active, used

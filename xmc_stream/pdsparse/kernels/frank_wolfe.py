@@ -44,14 +44,10 @@ _FEW = 32  # values are sorted by insertion
 
 
 class ActiveLabels(NamedTuple):
-    """Active labels of the rows of a block. Row r has labels[begin[r] : begin[r] + size[r]], its positives first, and their a.
-
-    n_positive: of each row. There is room for as many more labels in a row as a search may bring in.
-    """
+    """Active labels of rows, ragged: row r has labels[begin[r] : begin[r] + size[r]], its positives first, and their a."""
 
     begin: NDArray[np.int64]
     size: NDArray[np.int64]
-    n_positive: NDArray[np.int64]
     labels: NDArray[np.int32]
     a: NDArray[np.float64]
 
@@ -351,14 +347,15 @@ def _solve_row(
 @kernel
 def visit_rows(
     rows: NDArray[np.int64], numbers: NDArray[np.int64], pass_key: np.uint64, block: CSR, sets: ActiveLabels,
-    tables: Tables, visit: Visit, z: NDArray[np.float32], places: NDArray[np.int64], work: NDArray[np.int64],
-    largest: NDArray[np.float64],
+    n_positive: NDArray[np.int64], tables: Tables, visit: Visit, z: NDArray[np.float32], places: NDArray[np.int64],
+    work: NDArray[np.int64], largest: NDArray[np.float64],
 ) -> int:  # fmt: skip
     """Take a step on each of some rows of a block, in turn; returns how many were done: the arena may be full before.
 
-    numbers: of the rows of the block in X: a row's draws depend on its number and the key of the pass. z (K,): zero before and
-    after. places: room to remember where a row's v are; rows with more are looked up twice. work (2,) counts weights that
-    searches and steps met; largest (1,): step of a.
+    numbers: of the rows of the block in X: a row's draws depend on its number and the key of the pass. sets: their active
+    labels, with room for as many more in each as a search may bring in; n_positive: labels that each row has itself. z (K,):
+    zero before and after. places: room to remember where a row's v are; rows with more are looked up twice. work (2,) counts
+    weights that searches and steps met; largest (1,): step of a.
     """
     indptr, indices, data = block
     C, rate, most, longest, room, fixed = visit
@@ -370,7 +367,7 @@ def visit_rows(
     for i in range(len(rows)):
         r = rows[i]
         key = mix(pass_key ^ (np.uint64(numbers[r]) * _A))
-        n_pos, size = sets.n_positive[r], sets.size[r]
+        n_pos, size = n_positive[r], sets.size[r]
         if n_pos == 0 or n_pos == tables.n_labels:
             continue  # a = 0 is all it can be
         features, entries = indices[indptr[r] : indptr[r + 1]], data[indptr[r] : indptr[r + 1]]

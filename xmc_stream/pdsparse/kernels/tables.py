@@ -72,21 +72,14 @@ def _arena(n: int, words: NDArray[np.int32], width: int) -> Arena:
     )  # fmt: skip
 
 
-def hash_tables(n_features: int, n_labels: int, n_parts: int, lam: float, most_bytes: int) -> Tables:
-    """Empty tables; memory becomes resident as its places are given away."""
-    n, n_w, values = n_features * n_parts, most_bytes // W_BYTES, np.empty(most_bytes // V_BYTES * 2)
+def new_tables(n_features: int, n_labels: int, n_parts: int, lam: float, most_bytes: int) -> Tables:
+    """Empty tables, whose memory becomes resident as its places are given away; most_bytes = 0: vectors of zeros instead."""
+    n, dense, n_weights = n_features * n_parts, most_bytes == 0, most_bytes // W_BYTES
+    values = np.zeros(n_features * n_labels) if dense else np.empty(most_bytes // V_BYTES * 2)
+    words = np.empty(0, np.int32) if dense else values.view(np.int32)
     return Tables(
-        n_labels, n_parts, lam, most_bytes, False, _arena(n, values.view(np.int32), V_WIDTH), values,
-        _arena(n, np.empty(n_w, np.int32), 1), np.empty(n_w, np.float32), np.zeros(n, np.bool_),
-    )  # fmt: skip
-
-
-def dense_tables(n_features: int, n_labels: int, n_parts: int, lam: float) -> Tables:
-    """Zeros for every feature and label."""
-    none, n = np.empty(0, np.int32), n_features * n_parts
-    return Tables(
-        n_labels, n_parts, lam, 0, True, _arena(0, none, V_WIDTH), np.zeros(n_features * n_labels), _arena(n, none, 1),
-        np.empty(0, np.float32), np.empty(0, np.bool_),
+        n_labels, n_parts, lam, most_bytes, dense, _arena(0 if dense else n, words, V_WIDTH), values,
+        _arena(n, np.empty(n_weights, np.int32), 1), np.empty(n_weights, np.float32), np.zeros(n, np.bool_),
     )  # fmt: skip
 
 
