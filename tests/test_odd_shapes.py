@@ -10,8 +10,8 @@ import scipy.sparse as sp
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
+from xmc_stream.pdsparse.memory import plan_pass
 from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.plan import plan_pass
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 
 LIMIT = "8GB"  # whatever is refused under it is not refused for want of memory

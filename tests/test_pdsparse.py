@@ -26,10 +26,9 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.heldout import held_out
 from xmc_stream.pdsparse.jobs import SegmentJob
 from xmc_stream.pdsparse.kernels.tables import bytes_used
+from xmc_stream.pdsparse.memory import Data, PassPlan, TablesOf
 from xmc_stream.pdsparse.method import segments_again
 from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.plan import PassPlan
-from xmc_stream.pdsparse.rows import Data, TablesOf
 from xmc_stream.pdsparse.run import PDSparseRun
 from xmc_stream.pdsparse.state import stored_tables
 from xmc_stream.runtime import plan as portion

@@ -19,8 +19,8 @@ from helpers.tools import load_tool
 
 import xmc_stream as xs
 from xmc_stream.errors import StoreError
+from xmc_stream.pdsparse.memory import pass_needs
 from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.plan import pass_needs
 from xmc_stream.runtime.events import read_events
 from xmc_stream.system.memory import MemoryLimit, return_freed_memory
 from xmc_stream.system.progress import Progress

@@ -29,8 +29,7 @@ from xmc_stream.models.decisions import HeldOut
 from xmc_stream.pdsparse.kernels.dual import group_rows, packed, rank_rows, sum_losses
 from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels
 from xmc_stream.pdsparse.kernels.tables import bytes_used, clear, norms
-from xmc_stream.pdsparse.plan import STRETCH
-from xmc_stream.pdsparse.rows import Data, Rows, TablesOf, Which
+from xmc_stream.pdsparse.memory import STRETCH, Data, Rows, TablesOf, Which
 from xmc_stream.pdsparse.solver import Stepper, Stretch, TablesFullError, label_numbers, pass_key
 from xmc_stream.pdsparse.state import (
     ENTRIES,

@@ -11,9 +11,8 @@ from typing import Any
 from xmc_stream.linear.weights import finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.pdsparse.jobs import PassProbe
+from xmc_stream.pdsparse.memory import MOST_FORESEEN, Data, PassPlan, most_tables, pass_needs, plan_pass
 from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.plan import MOST_FORESEEN, PassPlan, most_tables, pass_needs, plan_pass
-from xmc_stream.pdsparse.rows import Data
 from xmc_stream.pdsparse.run import PDSparseRun, most_passes
 from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan

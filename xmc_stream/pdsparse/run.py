@@ -16,9 +16,8 @@ import numpy as np
 from xmc_stream.linear.weights import Unit, starts_of, tiles_of, unit_path, units_of_run
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.pdsparse.jobs import PLACES, DecisionJob, LookJob, ObjectiveJob, SegmentJob, UnitJob, WeightsJob
+from xmc_stream.pdsparse.memory import Data, TablesOf, Which, plan_pass
 from xmc_stream.pdsparse.parameters import PDSparseParameters
-from xmc_stream.pdsparse.plan import plan_pass
-from xmc_stream.pdsparse.rows import Data, TablesOf, Which
 from xmc_stream.pdsparse.solver import more_labels, n_groups
 from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
