@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xmc_stream.runtime.job import Job, Receipt
-from xmc_stream.runtime.plan import even_ranges
+from xmc_stream.runtime.plan import even_ranges, fitting_ranges
 from xmc_stream.store.chunks import ChunkedArray, open_array, plain_arrays
 from xmc_stream.store.comparing import Comparing, compare_while_reading
 from xmc_stream.store.dataset import Dataset
@@ -60,23 +60,17 @@ def check_jobs(dataset: Dataset, observed: bool = False) -> list[CheckJob]:
 
 def array_jobs(store: Path, arrays: Iterable[ChunkedArray], apart: Sequence[str] = ()) -> list[CheckJob]:
     """Jobs for all chunks of some arrays of a store, but those in folders that stand apart."""
-    jobs: list[CheckJob] = []
-    ranges: list[ChunkRange] = []
-    left = CHECKED_BYTES
+    parts: list[ChunkRange] = []
+    sizes: list[int] = []
     for array in arrays:
         name = str(Path(array.name).relative_to(store))
-        if name.startswith(tuple(f"{folder}/" for folder in apart)):
+        if not array.n_chunks or name.startswith(tuple(f"{folder}/" for folder in apart)):
             continue
         n_bytes = array.chunk * array.dtype.itemsize
-        for part in even_ranges(array.n_chunks, max(1, -(-array.n_chunks * n_bytes // CHECKED_BYTES))):
-            size = (part[1] - part[0]) * n_bytes
-            if ranges and size > left:
-                jobs.append(CheckJob(str(store), tuple(ranges)))
-                ranges, left = [], CHECKED_BYTES
-            if size:
-                ranges.append((name, *part))
-                left -= size
-    return jobs + ([CheckJob(str(store), tuple(ranges))] if ranges else [])
+        for first, last in even_ranges(array.n_chunks, -(-array.n_chunks * n_bytes // CHECKED_BYTES)):
+            parts.append((name, first, last))
+            sizes.append((last - first) * n_bytes)
+    return [CheckJob(str(store), tuple(parts[first:last])) for first, last in fitting_ranges(sizes, CHECKED_BYTES)]
 
 
 @contextmanager

@@ -155,7 +155,6 @@ class Engine:
     ) -> None:
         self.limit = limit
         self.threads = threads
-        self.processes = 1
         self.peak = 0
         self.loading = self.compiling = 0.0
         self._scheduler = scheduler
@@ -174,7 +173,7 @@ class Engine:
             from xmc_stream.runtime.cluster import Cluster
 
             self._workers = Cluster(self._scheduler, self._name, lambda: self._goes_on, self.limit)
-            self.threads, self.processes = self._workers.threads, self._workers.processes
+        self.threads, self.processes = self._workers.threads, self._workers.processes
         self._events = EventLog(self._events_path, self.limit.limit)
         self._guard = Guard(self.limit, watch=self._events.sample)
         self._guard.__enter__()

@@ -181,12 +181,8 @@ def _processor() -> str:
     """The processor's type, or the one that numba is told to compile for: kernels round the same on the same type."""
     if told := os.environ.get("NUMBA_CPU_NAME"):
         return f"{platform.machine()} {told}"
-    return f"{_model()} ({processor_type()})"  # two machines of a cloud may have one name and other features
-
-
-def _model() -> str:
+    name = platform.processor()
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as cpuinfo:
-        for line in cpuinfo:
-            if line.startswith("model name"):
-                return f"{platform.machine()} {line.partition(':')[2].strip()}"
-    return f"{platform.machine()} {platform.processor()}".strip()
+        name = next((line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")), name)
+    known_as = f"{platform.machine()} {name}".strip()  # two machines of a cloud may have one name and other features
+    return f"{known_as} ({processor_type()})"

@@ -130,8 +130,7 @@ def remove_unbegun(file: Path) -> None:
 
 
 def _command(identity: Mapping[str, Any]) -> str:
-    command: str = identity.get(COMMAND, "convert")
-    return command
+    return str(identity.get(COMMAND, "convert"))
 
 
 def all_but_named(target: Path) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -196,7 +196,7 @@ def even_ranges(n: int, parts: int) -> list[tuple[int, int]]:
     return [(n * p // parts, n * (p + 1) // parts) for p in range(parts)]
 
 
-def fitting_ranges(sizes: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+def fitting_ranges(sizes: NDArray[np.int64] | Sequence[int], most: int) -> Iterator[tuple[int, int]]:
     """0 .. n in ranges, each as long as its sizes are at most so much together, or one long."""
     ends, first = np.cumsum(sizes), 0
     while first < len(sizes):
