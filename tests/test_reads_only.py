@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.linear.model import LinearModel
-from xmc_stream.linear.predict import PredictJob, PredictRun
+from xmc_stream.linear.predict import LinearTask, PredictJob
+from xmc_stream.models.runs import Wanted
 from xmc_stream.ppdsparse.candidates import CandidateRows
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.run import PPDSparseRun
@@ -121,7 +122,7 @@ def test_a_search_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, tmp_p
 def test_a_predict_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, trained: Path, tmp_path: Path) -> None:
     model, n = LinearModel(trained), chunked.n_samples
     out = begin_predictions(tmp_path / "whole", n, model.n_labels, 5)
-    phase = next(PredictRun(model, chunked, 5, out, PLAN).loop())  # one job has all rows: there are few
+    phase = next(LinearTask(model, chunked, 5).loop(PLAN, Wanted(out)))  # one job has all rows: there are few
     (job,) = phase.jobs
     assert isinstance(job, PredictJob)
     job.run()
@@ -131,7 +132,7 @@ def test_a_predict_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, trai
     for start, stop in ((0, 400), (400, 900), (900, n)):
         few, n_kept, n_gone = cut_down(chunked, tmp_path / f"{start}.xmc", {"X/rows": (start, stop)})
         assert n_gone > n_kept > 10
-        receipt = replace(job, data=str(few.path), start=start, stop=stop, out=str(parts)).run()
+        receipt = replace(job, data=str(few.path), start=start, stop=stop, wanted=Wanted(parts)).run()
         assert receipt["bytes_read"] == range_bytes(chunked.X_rows(), start, stop)
     finish_predictions(parts, tmp_path / "parts", {}, overwrite=False)
     for got, wanted in zip(Predictions(tmp_path / "parts").rows(0, n), expected, strict=True):

@@ -22,10 +22,11 @@ from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
-from xmc_stream.grouplasso.predict import plan_rows
+from xmc_stream.grouplasso.predict import RowsTask, plan_rows
 from xmc_stream.grouplasso.rows import write_rows
 from xmc_stream.models import Execution
 from xmc_stream.models.decisions import Decision
+from xmc_stream.models.runs import Wanted
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.encoding import folder_bytes
@@ -344,9 +345,10 @@ def test_tiles_that_do_not_stay_give_the_same_bits(tmp_path: Path) -> None:
         plan, folder = MemoryPlan(2**40, budget, 1), tmp_path / str(budget)
         folder.mkdir()
         out = begin_predictions(folder / "p", n, k, 5)
-        figures = run_here(model.run_of()(model, data, 5, out, plan, "", Decision(0.0), folder).loop(), Notes())
+        wanted = Wanted(out, decision=Decision(0.0), folder=folder)
+        figures = run_here(RowsTask(model, data, 5, evaluate=True).loop(plan, wanted), Notes())
         begin_predictions(folder / "q", n, k, 5)
-        done = run_here(model.run_of()(model, data, 5, folder / "q.partial", plan).loop(), Notes())
+        done = run_here(RowsTask(model, data, 5).loop(plan, Wanted(folder / "q.partial")), Notes())
         finish_predictions(folder / "q.partial", folder / "q", {}, False)
         sizes = plan_rows(plan, model, n, 5)  # type: ignore[arg-type]
         found.append((figures, *Predictions(folder / "q").rows(0, n)))

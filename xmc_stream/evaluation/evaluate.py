@@ -178,7 +178,7 @@ def evaluate_with(
             decision = model.decision if threshold is None else Decision(threshold)
             asked = Asked(model, dataset, max(ks), execution, limit, check, filtered)
             with bar.part(0.0, _PREDICTED):
-                work, of_labels, _ = asked.answer(path, comparing(max(ks), dataset, train), (decision, scratch))
+                work, of_labels, _ = asked.answer(path, comparing(max(ks), dataset, train), decision, scratch)
             finish_predictions(work, path, {}, False)
             stored: Rankings = Predictions(path)
         else:

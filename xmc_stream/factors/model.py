@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.factors.factors import FACTORS, LINES, LowRankFactors, by_lines
-from xmc_stream.factors.predict import HeldFactors, ScoreForecaster, ScoreRun, ScoreWarmUp
+from xmc_stream.factors.predict import HeldFactors, ScoreTask, ScoreWarmUp
 from xmc_stream.factors.products import BLOCK
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.models.kind import Checker, WeightArrays
@@ -19,7 +19,6 @@ from xmc_stream.models.model import Model
 from xmc_stream.models.runs import HELD_ROWS
 from xmc_stream.runtime.check import checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
-from xmc_stream.runtime.plan import Forecaster
 from xmc_stream.store.dataset import Dataset
 
 
@@ -66,10 +65,6 @@ class LowRankModel(LowRankFactors, Model):
         """Predict, and evaluate, a few rows by small factors."""
         return ScoreWarmUp()
 
-    def run_of(self) -> type[ScoreRun]:
-        """See `Kind`."""
-        return ScoreRun
-
     def held_needs(self) -> dict[str, int]:
         """Both factors."""
         width = lanes(self.rank)
@@ -83,11 +78,11 @@ class LowRankModel(LowRankFactors, Model):
         """Both factors."""
         return HeldFactors(self)
 
-    def forecaster(
+    def ranking(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
-    ) -> Forecaster:
-        """Without a probe."""
-        return ScoreForecaster(self, dataset, k, evaluate)
+    ) -> ScoreTask:
+        """What it takes is foreseen without a probe."""
+        return ScoreTask(self, dataset, k, filtered, evaluate)
 
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, factors."""

@@ -18,29 +18,26 @@ from numpy.typing import NDArray
 from xmc_stream.factors.factors import FACTORS, ColumnRange, LowRankFactors, Panels, new_factors, take
 from xmc_stream.factors.products import BLOCK, Learned, ProjectJob, tiles
 from xmc_stream.factors.rowblocks import ROW_BYTES, ROW_LINES
+from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes
-from xmc_stream.kernels.ranking import fold_top_k
-from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
+from xmc_stream.kernels.ranking import Ranking, fold_top_k
 from xmc_stream.models.runs import (
-    PREDICTING,
     RESULT_BYTES,
-    CountingJob,
-    CutIntoJobs,
-    RankingForecaster,
-    RankingRun,
-    filter_matrix,
+    RankingJob,
+    RankingPlan,
+    RankingTask,
+    Wanted,
     filter_pairs,
-    no_predictions,
     rescaling_of,
 )
 from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block
+from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
-from xmc_stream.store.predictions import CHUNK_ROWS, begin_predictions, write_predictions
+from xmc_stream.store.predictions import CHUNK_ROWS, begin_predictions
 from xmc_stream.system.blas import one_blas_thread
 
 _PROJECTED = 0.3  # of a prediction, that projecting the samples takes
@@ -49,12 +46,17 @@ _MULTIPLY_ADDS = 5e9
 
 
 @dataclass(frozen=True)
-class ScorePlan(CutIntoJobs):
-    """col_ranges: columns of W, and rows of X, a job each pair of them; rows_per_job: whole chunks of the predictions."""
+class ScorePlan(RankingPlan):
+    """col_ranges: columns of W, and parts: rows of X, a job each pair of them."""
 
     col_ranges: tuple[ColumnRange, ...]
-    rows: tuple[tuple[int, int], ...]
-    rows_per_job: int
+    parts: tuple[tuple[int, int], ...]
+
+    def blocks(self, matrices: list[SparseMatrix], start: int, stop: int) -> Iterator[tuple[range, tuple[Block, ...]]]:
+        """As many rows as a product takes."""
+        for first in range(start, stop, BLOCK):
+            rows = range(first, min(first + BLOCK, stop))
+            yield rows, tuple(matrix.block(rows.start, rows.stop) for matrix in matrices)
 
 
 def score_needs(
@@ -107,42 +109,40 @@ def plan_scores(plan: MemoryPlan, model: LowRankFactors, dataset: Dataset, k: in
     while chunks > 1 and sum(needs(width, chunks * CHUNK_ROWS, jobs).values()) > plan.budget:
         chunks -= 1
     rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(-(-n // BLOCK), jobs))
-    return ScorePlan(tuple(even_ranges(r, -(-r // width))), rows, chunks * CHUNK_ROWS)
+    return ScorePlan(chunks * CHUNK_ROWS, tuple(even_ranges(r, -(-r // width))), rows)
 
 
 @dataclass(frozen=True)
-class ScoreJob(CountingJob):
-    """Row block by row block, tile by tile of A H^T; with a file for counts, an evaluation."""
+class ScoreJob(RankingJob):
+    """Tile by tile of A H^T. scores: A."""
 
     scores: Panels
 
+    def read(self, dataset: Dataset) -> list[SparseMatrix]:
+        """Of the samples A is there: Y alone, for an evaluation."""
+        return super().read(dataset)[1:]
+
+    def opened(self) -> LowRankFactors:
+        """See `RankingJob`."""
+        return LowRankFactors(self.model)
+
+    def fold(
+        self, model: LowRankFactors, rows: range, read: tuple[Block, ...], barred: Labels, best: Ranking,
+        counts: NDArray[np.int32],
+    ) -> int:  # fmt: skip
+        """See `RankingJob`."""
+        lines = self.scores.read(rows.start, rows.stop)
+        return self.fold_tiles(partial(self._tiles, model, lines), read, barred, best, counts)
+
     def run(self) -> Receipt:
-        """Predict, and count; the receipt has the sum of the rows' AUC, exactly, 0 for a prediction."""
-        model, Y = LowRankFactors(self.model), Dataset(self.data).Y_rows() if self.counts else None
-        labels, best = no_predictions(self.stop - self.start, self.k)
-        counts, auc = np.zeros((3, model.n_labels if self.counts else 0), np.int32), 0
+        """As every job, without threads of BLAS."""
         with one_blas_thread():
-            for first in range(self.start, self.stop, BLOCK):
-                last = min(first + BLOCK, self.stop)
-                mine = slice(first - self.start, last - self.start)
-                pairs = filter_pairs([matrix.block(first, last) for matrix in filter_matrix(self.filtered)])
-                scored = partial(self._tiles, model, self.scores.read(first, last))
-                if Y is not None:
-                    y = Y.block(first, last)
-                    auc += fold_metrics(scored, y, pairs, self.decision, labels[mine], best[mine], counts)
-                else:
-                    for low, tile in scored():
-                        fold_top_k(tile, low, pairs, labels[mine], best[mine])
-        write_predictions(Path(self.out), self.start, labels, best)
-        if self.counts:
-            write_counts(Path(self.counts), counts)
-        n_bytes = 0 if Y is None else Y.bytes_read
-        return {"auc": auc, "bytes_read": n_bytes, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
+            return super().run()
 
     def _tiles(self, model: LowRankFactors, lines: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Final scores by tiles of classes, see `factors.products.tiles`."""
         for low, tile in tiles(lines, model.factor("H")):
-            calibrate_rows(tile, rescaling_of(model, low, low + tile.shape[1], self.raw))
+            calibrate_rows(tile, rescaling_of(model, low, low + tile.shape[1], self.wanted.raw))
             yield low, tile
 
 
@@ -163,57 +163,40 @@ class HeldFactors:
                 mine = slice(first, min(first + BLOCK, x.n))
                 for low, tile in tiles(lines[mine], self._h):
                     calibrate_rows(tile, self._by[low])
-                    fold_top_k(tile, low, filter_pairs([]), labels[mine], scores[mine])
-
-
-@dataclass
-class ScoreRun(RankingRun):
-    """The jobs of one prediction by a low-rank model; with a folder for counts, of an evaluation."""
-
-    model: LowRankFactors
-
-    def loop(self) -> Loop:
-        """Two phases; returns bytes and row blocks, or the metrics."""
-        n, model = self.dataset.n_samples, self.model
-        sizes = plan_scores(self.plan, model, self.dataset, self.k, self.of_labels)
-        scratch = self.out.with_name(self.out.name + ".scores")
-        scores = Panels(str(scratch), n, sizes.col_ranges)
-        try:
-            learned = Learned(str(self.dataset.path), 0, 0.0, model.bias_row)
-            w = model.factor("W")
-            projections = [
-                ProjectJob(learned, "project", cols, w, scores, (rows,))
-                for cols in sizes.col_ranges
-                for rows in sizes.rows
-            ]
-            projected = yield Phase("project", projections, "projecting the samples", (0.0, _PROJECTED))
-            about = str(model.path), str(self.dataset.path)
-            jobs = [
-                ScoreJob(
-                    *about, start, stop, self.k, str(self.out), self.filtered, scores, decision=self.decision,
-                    counts=self.counts(start) if self.folder else "", raw=self.raw,
-                )
-                for start, stop in sizes.ranges(n)
-            ]  # fmt: skip
-            name = "evaluate" if self.folder else "predict"
-            receipts = yield Phase(name, jobs, PREDICTING, (_PROJECTED, 1.0), twice=True)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        if self.folder:
-            return metrics_of(receipts, [Path(self.counts(job.start)) for job in jobs], n, model.n_labels)
-        n_bytes = sum(receipt["bytes_read"] for receipt in [*projected, *receipts])
-        return {"bytes_read": n_bytes, "row_blocks": sum(receipt["row_blocks"] for receipt in receipts)}
+                    fold_top_k(tile, low, filter_pairs(), labels[mine], scores[mine])
 
 
 @dataclass(frozen=True)
-class ScoreForecaster(RankingForecaster):
-    """See `Model.forecaster`."""
+class ScoreTask(RankingTask):
+    """A prediction or an evaluation by a low-rank model."""
+
+    job = ScoreJob
 
     model: LowRankFactors
 
     def sizes(self, plan: MemoryPlan) -> ScorePlan:
-        """See `RankingForecaster`."""
+        """See `RankingTask`."""
         return plan_scores(plan, self.model, self.dataset, self.k, self.of_labels)
+
+    def loop(self, plan: MemoryPlan, wanted: Wanted) -> Loop:
+        """As of every task, behind a phase that projects the samples."""
+        sizes, model = self.sizes(plan), self.model
+        scratch = wanted.out.with_name(wanted.out.name + ".scores")
+        scores = Panels(str(scratch), self.dataset.n_samples, sizes.col_ranges)
+        learned, w = Learned(str(self.dataset.path), 0, 0.0, model.bias_row), model.factor("W")
+        jobs = [
+            ProjectJob(learned, "project", cols, w, scores, (rows,))
+            for cols in sizes.col_ranges
+            for rows in sizes.parts
+        ]
+        try:
+            projected = yield Phase("project", jobs, "projecting the samples", (0.0, _PROJECTED))
+            found = yield from self.ranked(sizes, wanted, _PROJECTED, scores)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        if not self.evaluate:
+            found["bytes_read"] += sum(receipt["bytes_read"] for receipt in projected)
+        return found
 
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """From the numbers of multiply-adds."""
@@ -224,7 +207,7 @@ class ScoreForecaster(RankingForecaster):
         work = (nnz + (1 + self.evaluate) * n * model.n_labels) * model.rank
         needs = score_needs(
             plan, model, self.k, width, min(sizes.rows_per_job, n), self.of_labels,
-            self.dataset.X_rows().block_bytes(ROW_BYTES), len(sizes.rows),
+            self.dataset.X_rows().block_bytes(ROW_BYTES), len(sizes.parts),
         )  # fmt: skip
         return self.foreseen(
             len(sizes.ranges(n)), n_bytes, needs, work / _MULTIPLY_ADDS / (plan.threads * plan.processes)
@@ -255,4 +238,5 @@ class ScoreWarmUp(WarmUp):
             model, plan = LowRankFactors(path / "model"), MemoryPlan(2**40, 256 * MIB, 1)
             for folder in (None, path):
                 out = begin_predictions(path / f"predictions-{folder is None}", dataset.n_samples, dataset.n_labels, 2)
-                run_here(ScoreRun(model, dataset, 2, out, plan, folder=folder).loop(), Notes())
+                task = ScoreTask(model, dataset, 2, evaluate=folder is not None)
+                run_here(task.loop(plan, Wanted(out, folder=folder)), Notes())

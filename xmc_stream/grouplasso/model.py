@@ -15,8 +15,7 @@ from xmc_stream.grouplasso.predict import (
     MOST_CLASSES,
     ROW_BYTES,
     HeldRows,
-    RowsForecaster,
-    RowsRun,
+    RowsTask,
     RowsWarmUp,
 )
 from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights, write_rows
@@ -24,7 +23,7 @@ from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model, compare, refuse_model
 from xmc_stream.runtime.check import array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
-from xmc_stream.runtime.plan import MIB, Forecaster
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import LOGS, SEAL
@@ -106,10 +105,6 @@ class RowSparseModel(RowSparseWeights, Model):
         """Predict, and evaluate, a few rows by a few rows of W."""
         return RowsWarmUp()
 
-    def run_of(self) -> type[RowsRun]:
-        """See `Kind`."""
-        return RowsRun
-
     def held_needs(self) -> dict[str, int]:
         """All rows of W."""
         return {
@@ -123,11 +118,11 @@ class RowSparseModel(RowSparseWeights, Model):
         """All rows of W."""
         return HeldRows(self)
 
-    def forecaster(
+    def ranking(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
-    ) -> Forecaster:
-        """Without a probe."""
-        return RowsForecaster(self, dataset, k, evaluate, filtered)
+    ) -> RowsTask:
+        """What it takes is foreseen without a probe."""
+        return RowsTask(self, dataset, k, filtered, evaluate)
 
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, rows of W."""

@@ -17,34 +17,28 @@ from numpy.typing import NDArray
 
 from xmc_stream.grouplasso.kernels.rows import add_products
 from xmc_stream.grouplasso.rows import ROWS, RowSparseWeights, write_rows
-from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import calibrate_rows
-from xmc_stream.kernels.ranking import fold_top_k
+from xmc_stream.kernels.ranking import Ranking, fold_top_k
 from xmc_stream.kernels.selected import keep_selected
-from xmc_stream.models.cache import drop_tiles, shared_cache
-from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
+from xmc_stream.models.cache import shared_cache
 from xmc_stream.models.runs import (
     LEAST_BLOCK,
-    PAIRS,
-    PREDICTING,
     RESULT_BYTES,
-    CountingJob,
-    CutIntoJobs,
-    RankingForecaster,
-    RankingRun,
-    filter_matrix,
+    RankingJob,
+    RankingTask,
+    StreamPlan,
+    Wanted,
     filter_pairs,
-    least_block,
-    no_predictions,
     rescaling_of,
 )
-from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt, run_here
+from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan, even_ranges
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, stream, stream_bytes
+from xmc_stream.store.matrix import Block, stream_bytes
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
-from xmc_stream.store.predictions import CHUNK_ROWS, begin_predictions, write_predictions
+from xmc_stream.store.predictions import CHUNK_ROWS, begin_predictions
 
 MOST_CLASSES = 512  # classes of a tile, at most
 _TILE = 8 * MIB
@@ -59,29 +53,16 @@ _BYTES = 1e9  # of weights that are read
 
 
 @dataclass(frozen=True)
-class RowsPlan(CutIntoJobs):
-    """How a prediction is cut.
+class RowsPlan(StreamPlan):
+    """width: classes of a tile, at most; height: rows of W of a tile.
 
-    width: classes of a tile, at most; height: rows of W of a tile. rows: of a row block, at most; row_bytes: of its part of
-    X; pair_bytes: of its part of Y or of a filter. rows_per_job: whole chunks of the predictions. cache_bytes: of all tiles
-    in memory; keeps_tiles: whether these are all tiles there are.
+    cache_bytes: of all tiles in memory; keeps_tiles: whether these are all tiles there are.
     """
 
     width: int
     height: int
-    rows: int
-    row_bytes: int
-    pair_bytes: int
-    rows_per_job: int
     cache_bytes: int
     keeps_tiles: bool
-
-    def row_blocks(self, dataset: Dataset) -> int:
-        """How many row blocks there are, about."""
-        X = dataset.X_rows()
-        of_job: int = min(self.rows_per_job, X.n_lines)
-        n_bytes = int((X.nnz * X.entry_bytes / max(X.n_lines, 1) + 8) * of_job)
-        return len(self.ranges(X.n_lines)) * max(1, -(-of_job // self.rows), -(-n_bytes // self.row_bytes))
 
 
 def plan_rows(
@@ -118,8 +99,8 @@ def plan_rows(
     of_results = max(1, share // 5 // (CHUNK_ROWS * k * RESULT_BYTES))
     wanted = n_chunks // (4 * at_once) if keeps else -(-n_chunks // at_once)
     return RowsPlan(
-        width, max(1, tile // (4 * width)), min(max(_LEAST_ROWS, rows), plan.cuts.rows or rows + _LEAST_ROWS), row_bytes,
-        row_bytes // PAIRS, CHUNK_ROWS * min(of_results, max(1, wanted)), cache, keeps,
+        CHUNK_ROWS * min(of_results, max(1, wanted)), min(max(_LEAST_ROWS, rows), plan.cuts.rows or rows + _LEAST_ROWS),
+        row_bytes, width, max(1, tile // (4 * width)), cache, keeps,
     )  # fmt: skip
 
 
@@ -183,39 +164,27 @@ class Scorer:
 
 
 @dataclass(frozen=True)
-class RowsJob(CountingJob):
-    """Row block by row block, class block by class block, tile by tile; with a file for counts, an evaluation."""
+class RowsJob(RankingJob):
+    """Class block by class block, tile by tile."""
 
     sizes: RowsPlan
 
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"{'metrics' if self.counts else 'predict'}/{self.start}-{self.stop}"
+    def opened(self) -> Scorer:
+        """See `RankingJob`."""
+        return Scorer(RowSparseWeights(self.model), self.sizes, self.wanted.raw)
 
-    def run(self) -> Receipt:
-        """Score, predict and count; the receipt of an evaluation has the sum of the rows' AUC, exactly."""
-        dataset, model = Dataset(self.data), RowSparseWeights(self.model)
-        scorer, read = Scorer(model, self.sizes, self.raw), [dataset.X_rows()]
-        labels, best = no_predictions(self.stop - self.start, self.k)
-        if self.counts:
-            read.append(dataset.Y_rows())
-            counts = np.zeros((3, model.n_labels), np.int32)
-        matrices, n_blocks, auc = [*read, *filter_matrix(self.filtered)], 0, 0
-        most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
-        for x, *others in stream(matrices, most, self.start, self.stop, self.sizes.rows):
-            mine, pairs = slice(x.start - self.start, x.start - self.start + x.n), filter_pairs(others[len(read) - 1 :])
-            tiles = partial(scorer.tiles, kept(x, scorer.features))
-            if self.counts:
-                auc += fold_metrics(tiles, others[0], pairs, self.decision, labels[mine], best[mine], counts)
-            else:
-                for low, tile in tiles():
-                    fold_top_k(tile, low, pairs, labels[mine], best[mine])
-            n_blocks += 1
-        write_predictions(Path(self.out), self.start, labels, best)
-        if self.counts:
-            write_counts(Path(self.counts), counts)
-        return {"auc": auc, "bytes_read": sum(matrix.bytes_read for matrix in read), "row_blocks": n_blocks}
+    def fold(
+        self,
+        model: Scorer,
+        rows: range,
+        read: tuple[Block, ...],
+        barred: Labels,
+        best: Ranking,
+        counts: NDArray[np.int32],
+    ) -> int:
+        """See `RankingJob`."""
+        tiles = partial(model.tiles, kept(read[0], model.features))
+        return self.fold_tiles(tiles, read[1:], barred, best, counts)
 
 
 class HeldRows:
@@ -237,47 +206,21 @@ class HeldRows:
                 found = np.zeros((mine.stop - first, tile.shape[1]), np.float32)
                 add_products(rows.indptr, rows.indices, rows.values, 0, tile, rows.indptr[:-1].copy(), found)
                 calibrate_rows(found, by)
-                fold_top_k(found, low, filter_pairs([]), labels[mine], scores[mine])
-
-
-@dataclass
-class RowsRun(RankingRun):
-    """The jobs of one prediction by a row-sparse model; with a folder for counts, of an evaluation."""
-
-    model: RowSparseWeights
-
-    def loop(self) -> Loop:
-        """One phase; returns bytes and row blocks, or the metrics."""
-        drop_tiles()
-        n, n_labels, folder = self.dataset.n_samples, self.model.n_labels, self.folder
-        least = least_block(self.dataset, labels=folder is not None)
-        sizes = plan_rows(self.plan, self.model, n, self.k, bool(self.filtered or folder), self.of_labels, least)
-        about = str(self.model.path), str(self.dataset.path)
-        jobs = [
-            RowsJob(
-                *about, start, stop, self.k, str(self.out), self.filtered, sizes, raw=self.raw, decision=self.decision,
-                counts=self.counts(start) if folder else "",
-            )
-            for start, stop in sizes.ranges(n)
-        ]  # fmt: skip
-        receipts = yield Phase("evaluate" if folder else "predict", jobs, PREDICTING, (0.0, 1.0), twice=True)
-        drop_tiles()
-        if folder:
-            return metrics_of(receipts, [Path(job.counts) for job in jobs], n, n_labels)
-        return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}
+                fold_top_k(found, low, filter_pairs(), labels[mine], scores[mine])
 
 
 @dataclass(frozen=True)
-class RowsForecaster(RankingForecaster):
-    """See `Model.forecaster`."""
+class RowsTask(RankingTask):
+    """A prediction or an evaluation by a row-sparse model."""
+
+    job = RowsJob
 
     model: RowSparseWeights
-    filtered: bool
 
     def sizes(self, plan: MemoryPlan) -> RowsPlan:
-        """See `RankingForecaster`."""
-        pairs, least = self.filtered or self.evaluate, least_block(self.dataset, self.evaluate)
-        return plan_rows(plan, self.model, self.dataset.n_samples, self.k, pairs, self.of_labels, least)
+        """See `RankingTask`."""
+        n = self.dataset.n_samples
+        return plan_rows(plan, self.model, n, self.k, self.pairs, self.of_labels, self.least_block)
 
     def reads_least(self, plan: MemoryPlan) -> bool:
         """Whether every tile is read once."""
@@ -318,4 +261,5 @@ class RowsWarmUp(WarmUp):
             model, plan = RowSparseWeights(path / "model"), MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(classes=2))
             for folder in (None, path):
                 out = begin_predictions(path / f"predictions-{folder is None}", dataset.n_samples, dataset.n_labels, 2)
-                run_here(RowsRun(model, dataset, 2, out, plan, folder=folder).loop(), Notes())
+                task = RowsTask(model, dataset, 2, evaluate=folder is not None)
+                run_here(task.loop(plan, Wanted(out, folder=folder)), Notes())

@@ -20,7 +20,6 @@ from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model
 from xmc_stream.runtime.check import array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
-from xmc_stream.runtime.plan import Forecaster
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
@@ -28,7 +27,7 @@ from xmc_stream.store.model import UNIT
 if TYPE_CHECKING:
     import scipy.sparse
 
-    from xmc_stream.linear.predict import HeldTiles, PredictRun
+    from xmc_stream.linear.predict import HeldTiles, LinearTask
 
 _WINDOW = 1 << 20  # items exported at a time
 
@@ -72,12 +71,6 @@ class LinearModel(LinearWeights, Model):
         fours = self.n_features <= MOST_FEATURES
         return LinearWarmUp(evaluate, Guide.of(self).clusterings > 0, ImpliedLabels.of(self).pairs > 0, fours)
 
-    def run_of(self) -> type[PredictRun]:
-        """See `Kind`."""
-        from xmc_stream.linear.predict import PredictRun
-
-        return PredictRun
-
     def held_needs(self) -> dict[str, int]:
         """All tiles."""
         from xmc_stream.linear.predict import held_needs
@@ -90,13 +83,13 @@ class LinearModel(LinearWeights, Model):
 
         return HeldTiles(self)
 
-    def forecaster(
+    def ranking(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
-    ) -> Forecaster:
-        """By a probe of a few tiles and rows."""
-        from xmc_stream.linear.forecast import PredictForecaster
+    ) -> LinearTask:
+        """What it takes is foreseen by a probe of a few tiles and rows."""
+        from xmc_stream.linear.predict import LinearTask
 
-        return PredictForecaster(self, dataset, k, evaluate, filtered, once)
+        return LinearTask(self, dataset, k, filtered, evaluate, once)
 
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, weights; bias and statistics are compared whenever they are read."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,40 +30,32 @@ from xmc_stream.linear.weights import LinearWeights, unit_of
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.calibration import Calibration
-from xmc_stream.models.counts import HITS, PREDICTED, TRUE, count_best, metrics_of, write_counts
+from xmc_stream.models.counts import HITS, PREDICTED, TRUE, count_best
 from xmc_stream.models.runs import (
     HELD_ROWS,
     LEAST_BLOCK,
-    PAIRS,
-    PREDICTING,
     RESULT_BYTES,
-    CountingJob,
-    CutIntoJobs,
-    RankingRun,
+    RankingJob,
+    RankingTask,
+    StreamPlan,
     calibration_of,
-    filter_matrix,
     filter_pairs,
-    least_block,
     no_predictions,
 )
-from xmc_stream.runtime.job import Loop, Phase, Receipt
+from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, stream
-from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
+from xmc_stream.store.matrix import Block, stream_bytes
+from xmc_stream.store.predictions import CHUNK_ROWS
 
+_PROBE_ROWS = 1024
 _MOST_BOUNDED = 100.0  # weight of groups of labels, which is 2 by default
 
 
 @dataclass(frozen=True)
-class PredictPlan(CutIntoJobs):
-    """row_bytes: of X in memory per thread; pair_bytes: of Y or a filter; rows_per_job: whole chunks of the predictions;
-    tiles; bytes of what is asked beside them (groups of labels, implied labels, bounds); bytes for all of it.
-    """
+class PredictPlan(StreamPlan):
+    """tiles; bytes of what is asked beside them (groups of labels, implied labels, bounds); bytes for all of it."""
 
-    row_bytes: int
-    pair_bytes: int
-    rows_per_job: int
     tiles: tuple[TileRange, ...]
     beside_bytes: int
     cache_bytes: int
@@ -71,16 +64,6 @@ class PredictPlan(CutIntoJobs):
     def keeps_tiles(self) -> bool:
         """Whether every tile is made once; else once for each row block."""
         return sum(span.tile for span in self.tiles) + self.beside_bytes <= self.cache_bytes
-
-    def row_blocks(self, dataset: Dataset) -> int:
-        """How many row blocks there are, about."""
-        X = dataset.X_rows()
-        of_job = (X.nnz * X.entry_bytes / max(X.n_lines, 1) + 8) * min(self.rows_per_job, X.n_lines)
-        return len(self.ranges(X.n_lines)) * max(1, -(-int(of_job) // self.row_bytes))
-
-    def times_made(self, dataset: Dataset) -> int:
-        """How often each tile is made."""
-        return 1 if self.keeps_tiles else self.row_blocks(dataset)
 
 
 def plan_predict(
@@ -125,51 +108,38 @@ def plan_predict(
     at_once = t * plan.processes
     wanted = n_chunks // (4 * at_once) if total <= cache else -(-n_chunks // at_once)
     rows_per_job = CHUNK_ROWS * min(most, max(1, wanted))
-    return PredictPlan(row_bytes, row_bytes // PAIRS, rows_per_job, tuple(tiles), beside, cache)
+    return PredictPlan(rows_per_job, plan.cuts.rows, row_bytes, tuple(tiles), beside, cache)
 
 
 @dataclass(frozen=True)
-class PredictJob(CountingJob):
-    """Row block by row block, tile by tile; with a file for counts, an evaluation. max_rows: of a row block."""
+class PredictJob(RankingJob):
+    """Tile by tile."""
 
     sizes: PredictPlan
-    max_rows: int
 
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"{'metrics' if self.counts else 'predict'}/{self.start}-{self.stop}"
+    def opened(self) -> LinearWeights:
+        """See `RankingJob`."""
+        return LinearWeights(self.model)
 
-    def run(self) -> Receipt:
-        """Predict, and count; the receipt has the sum of the rows' AUC, exactly, 0 for a prediction."""
-        model, dataset = LinearWeights(self.model), Dataset(self.data)
-        guide, implied = Guide.of(model), ImpliedLabels.of(model)
-        read = [dataset.X_rows(), *([dataset.Y_rows()] if self.counts else [])]
-        matrices = [*read, *filter_matrix(self.filtered)]
-        most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
-        labels, scores = no_predictions(self.stop - self.start, self.k)
-        counts = np.zeros((3, model.n_labels if self.counts else 0), np.int32)
-        n_blocks = auc = 0
-        for x, *pairs in stream(matrices, most, self.start, self.stop, self.max_rows):
-            mine = slice(x.start - self.start, x.start - self.start + x.n)
-            best, barred = Ranking(labels[mine], scores[mine]), filter_pairs(pairs[len(read) - 1 :])
-            if self.counts:
-                auc += self._count(guide, x, pairs[0], barred, best, counts)
-            else:
-                self._rank(guide, x, barred, best)
-            if not self.raw:
-                implied.lift(best, barred, self.sizes.cache_bytes)
-            n_blocks += 1
-        write_predictions(Path(self.out), self.start, labels, scores)
-        if self.counts:
-            write_counts(Path(self.counts), counts)
-        return {"auc": auc, "bytes_read": sum(matrix.bytes_read for matrix in read), "row_blocks": n_blocks}
+    def fold(
+        self, model: LinearWeights, rows: range, read: tuple[Block, ...], barred: Labels, best: Ranking,
+        counts: NDArray[np.int32],
+    ) -> int:  # fmt: skip
+        """See `RankingJob`."""
+        guide, (x, *y), auc = Guide.of(model), read, 0
+        if y:
+            auc = self._count(guide, x, y[0], barred, best, counts)
+        else:
+            self._rank(guide, x, barred, best)
+        if not self.wanted.raw:
+            ImpliedLabels.of(model).lift(best, barred, self.sizes.cache_bytes)
+        return auc
 
     def _rank(self, guide: Guide, x: Block, barred: Labels, best: Ranking) -> None:
         """Fold a row block into predictions."""
-        terms, bounded = guide.terms(x, self.sizes.cache_bytes), takes_bounds(guide.model, self.raw)
+        terms, bounded = guide.terms(x, self.sizes.cache_bytes), takes_bounds(guide.model, self.wanted.raw)
         for span in self.sizes.tiles:  # in ascending order of classes
-            with use_classes(guide, span, self.sizes, bounded, self.raw) as classes:
+            with use_classes(guide, span, self.sizes, bounded, self.wanted.raw) as classes:
                 top_k(CSR.of(x), [classes], terms, best, barred)
             del classes  # or the tile would stay beside the next one, uncounted
 
@@ -188,7 +158,7 @@ class PredictJob(CountingJob):
             with use_classes(guide, span, self.sizes) as classes:
                 score_positives(rows, true, classes, terms, positives)
             del classes
-        threshold = self.decision.above
+        threshold = self.wanted.decision.above
         count_indices(true.indices, counts[TRUE])
         count_indices(true.indices[positives > threshold], counts[HITS])
         sort_rows(true.indptr, positives)
@@ -197,7 +167,7 @@ class PredictJob(CountingJob):
             with use_classes(guide, span, self.sizes) as classes:
                 count_above(rows, classes, terms, best, barred, of_true, threshold, counts[PREDICTED], above)
             del classes
-        count_best(self.decision, *best, true, counts)
+        count_best(self.wanted.decision, best, true, counts)
         return auc_units(above, np.diff(true.indptr), counts.shape[1])
 
 
@@ -277,33 +247,92 @@ class HeldTiles:
         """See `Held`."""
         # other threads rank too
         own = [classes._replace(scores=np.empty_like(classes.scores)) for classes in self._classes]
-        best, barred = Ranking(labels, scores), filter_pairs([])
+        best, barred = Ranking(labels, scores), filter_pairs()
         top_k(CSR.of(x), own, self._guide.terms_by(self._groups, x), best, barred)
         if self._implied is not None:
             lift(self._implied, best, barred)
 
 
-@dataclass
-class PredictRun(RankingRun):
-    """The jobs of one prediction by a model with weights by class; with a folder for counts, of an evaluation."""
+@dataclass(frozen=True)
+class PredictProbe:
+    """Make a few tiles and rank a few rows: seconds for a weight (`make`), a row and class (`score`), a byte (`read`).
+
+    bounded: whether tiles have bounds, where they may.
+    """
+
+    model: str
+    data: str
+    sizes: PredictPlan
+    k: int
+    bounded: bool
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "probe"
+
+    def run(self) -> Receipt:
+        """Make and score."""
+        model, X = LinearWeights(self.model), Dataset(self.data).X_rows()
+        guide = Guide.of(model)
+        began = time.perf_counter()
+        block = X.block(0, min(_PROBE_ROWS, X.n_lines))
+        read = time.perf_counter() - began
+        labels, scores = no_predictions(block.n, self.k)
+        chosen = sorted(self.sizes.tiles, key=lambda span: span.weights)[:: max(1, len(self.sizes.tiles) // 3)][:3]
+        rate = {"make": 0.0, "score": 0.0}
+        for span in chosen:
+            began = time.perf_counter()
+            tile = tile_of(model, span, self.bounded)
+            made = time.perf_counter()
+            terms = guide.terms(block, self.sizes.cache_bytes)
+            top_k(CSR.of(block), [classes_of(guide, span, tile)], terms, Ranking(labels, scores), filter_pairs())
+            rate["make"] += (made - began) / max(span.weights, 1) / len(chosen)
+            rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (span.last - span.first) / len(chosen)
+        drop_tiles()
+        return {**rate, "read": read / max(X.bytes_read, 1)}
+
+
+@dataclass(frozen=True)
+class LinearTask(RankingTask):
+    """A prediction or an evaluation by a model with weights by class."""
+
+    job = PredictJob
 
     model: LinearWeights
 
-    def loop(self) -> Loop:
-        """One phase; returns bytes and row blocks, or the metrics."""
-        drop_tiles()
-        n, evaluate = self.dataset.n_samples, self.folder is not None
-        pairs, least = evaluate or bool(self.filtered), least_block(self.dataset, labels=evaluate)
-        sizes = plan_predict(self.plan, self.model, n, self.k, pairs, self.of_labels, least)
-        jobs = [
-            PredictJob(
-                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out), self.filtered, sizes,
-                self.plan.cuts.rows, raw=self.raw, decision=self.decision, counts=self.counts(start) if evaluate else "",
-            )
-            for start, stop in sizes.ranges(n)
-        ]  # fmt: skip
-        receipts = yield Phase("evaluate" if evaluate else "predict", jobs, PREDICTING, (0.0, 1.0), twice=True)
-        drop_tiles()
-        if evaluate:
-            return metrics_of(receipts, [Path(job.counts) for job in jobs], n, self.model.n_labels)
-        return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}
+    def sizes(self, plan: MemoryPlan) -> PredictPlan:
+        """See `RankingTask`."""
+        n = self.dataset.n_samples
+        return plan_predict(plan, self.model, n, self.k, self.pairs, self.of_labels, self.least_block)
+
+    def reads_least(self, plan: MemoryPlan) -> bool:
+        """Whether every tile is made once."""
+        return self.sizes(plan).keeps_tiles
+
+    def _needs(self, plan: MemoryPlan, sizes: PredictPlan) -> dict[str, int]:
+        """Bytes by component that a prediction comes to hold; what is planned and stays untouched left out."""
+        t, n, X = plan.threads, self.dataset.n_samples, self.dataset.X_rows()
+        rows = min(sizes.rows_per_job, n)
+        of_rows = (X.nnz * X.entry_bytes / max(n, 1) + 8) * rows
+        return {
+            "results": min(t * rows, n) * (self.k * RESULT_BYTES + Guide.of(self.model).row_bytes),
+            "tiles": min(sizes.cache_bytes, sum(span.tile for span in sizes.tiles) + sizes.beside_bytes),
+            "making tiles": t * (8 * max(span.weights for span in sizes.tiles) + 4 * self.model.n_features),
+            "row blocks": t * (min(sizes.row_bytes, int(of_rows * 1.2)) + 2 * MIB),
+            **({"counts of labels": t * self.of_labels} if self.evaluate else {}),
+        }
+
+    def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
+        """By a probe of a few tiles and rows."""
+        dataset, model, sizes = self.dataset, self.model, self.sizes(plan)
+        bounded = takes_bounds(model) and not self.evaluate
+        probe = self.once(PredictProbe(str(model.path), str(dataset.path), sizes, self.k, bounded))
+        matrices = [dataset.X_rows(), *([dataset.Y_rows()] if self.evaluate else [])]
+        n_bytes = stream_bytes(matrices, sizes.ranges(dataset.n_samples))
+        times = 1 if sizes.keeps_tiles else sizes.row_blocks(dataset)
+        work = probe["score"] * dataset.n_samples * model.n_labels + probe["make"] * times * model.nnz
+        work *= 1 + self.evaluate
+        seconds = work / (plan.threads * plan.processes) + probe["read"] * n_bytes
+        foreseen = self.foreseen(sizes.row_blocks(dataset), n_bytes, self._needs(plan, sizes), seconds)
+        return {**foreseen, "tiles_made": times}

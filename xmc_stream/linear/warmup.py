@@ -10,9 +10,10 @@ import numpy as np
 
 from xmc_stream.linear.guide import GUIDE, write_guide
 from xmc_stream.linear.implied import IMPLIED
-from xmc_stream.linear.predict import PredictRun
+from xmc_stream.linear.predict import LinearTask
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import LinearWeights, new_unit, plain_units, tiles_of, unit_path
+from xmc_stream.models.runs import Wanted
 from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows
@@ -68,5 +69,5 @@ class LinearWarmUp(WarmUp):
             finish_model(path / "model.partial", path / "model", model_attributes(dataset, "", {}, 0, made))
             model, plan = LinearWeights(path / "model"), MemoryPlan(2**40, 256 * MIB, 1)
             out = begin_predictions(path / "predictions", dataset.n_samples, dataset.n_labels, 2)
-            folder = path if self.evaluate else None
-            run_here(PredictRun(model, dataset, 2, out, plan, folder=folder).loop(), Notes())
+            task = LinearTask(model, dataset, 2, evaluate=self.evaluate)
+            run_here(task.loop(plan, Wanted(out, folder=path if self.evaluate else None)), Notes())

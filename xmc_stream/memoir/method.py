@@ -92,7 +92,7 @@ class MEMOIRWarmUp(WarmUp):
         p = MEMOIRParameters(variant=self.variant, oracle=self.oracle, steps=2, batch=8, rank=4, truncate=1e-3)
         with a_few_rows() as dataset:
             # where rows have several labels
-            fold_top_k(np.zeros((1, 1), np.float32), 0, filter_pairs([]), *no_predictions(1, 1))
+            fold_top_k(np.zeros((1, 1), np.float32), 0, filter_pairs(), *no_predictions(1, 1))
             train_a_few(MEMOIRRun, dataset, "memoir", p)
 
 

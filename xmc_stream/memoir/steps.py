@@ -203,7 +203,7 @@ class DecisionJob:
                     stop_if_unwanted()
                     tile: Any = x @ vectors.T
                     tile = tile if isinstance(tile, np.ndarray) else tile.toarray()
-                    fold_top_k(np.ascontiguousarray(tile, np.float32), low, filter_pairs([]), labels, scores)
+                    fold_top_k(np.ascontiguousarray(tile, np.float32), low, filter_pairs(), labels, scores)
             scores[unseen[labels]] = UNSEEN  # as the model has them
             right = among(np.arange(len(some))[:, None], labels, y.indptr, y.indices)
             held_out.add(scores, right, np.diff(y.indptr))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.metrics import fold_counts, sort_rows, take_positives
-from xmc_stream.kernels.ranking import fold_top_k
+from xmc_stream.kernels.ranking import Ranking, fold_top_k
 from xmc_stream.metrics import LabelMetrics, among, auc_units, average_auc, leave_out_labels
 from xmc_stream.models.decisions import Decision
 from xmc_stream.runtime.job import Receipt
@@ -24,12 +24,12 @@ _LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
 COUNT_BYTES = 3 * 4  # of a label, in each thread
 _LINE = np.dtype([("label", np.int64), ("counts", np.int32, 3)])  # of a file of counts
 HITS, PREDICTED, TRUE = range(3)  # rows of a job's counts over labels
+Tiles = Callable[[], Iterable[tuple[int, NDArray[np.float32]]]]
 
 
 def fold_metrics(
-    tiles: Callable[[], Iterable[tuple[int, NDArray[np.float32]]]], y: Block, pairs: Labels, decision: Decision,
-    labels: NDArray[np.int64], best: NDArray[np.float32], counts: NDArray[np.int32],
-) -> int:  # fmt: skip
+    tiles: Tiles, y: Block, pairs: Labels, decision: Decision, best: Ranking, counts: NDArray[np.int32]
+) -> int:
     """Fold the scores of a row block into predictions and counts; returns the sum of its rows' AUC.
 
     tiles: makes the scores of all rows of the block by ranges of classes (first class, rows x classes), ascending; it is
@@ -46,22 +46,22 @@ def fold_metrics(
     sort_rows(y_indptr, positives)
     above = np.zeros(y.n, np.int64)
     for low, tile in tiles():
-        fold_top_k(tile, low, pairs, labels, best)  # which bars pairs in the tile
+        fold_top_k(tile, low, pairs, *best)  # which bars pairs in the tile
         fold_counts(tile, low, y_indptr, positives, decision.above, counts[PREDICTED], above)
-    count_best(decision, labels, best, (y_indptr, y_indices), counts)
+    count_best(decision, best, (y_indptr, y_indices), counts)
     return auc_units(above, np.diff(y_indptr), counts.shape[1])
 
 
 def count_best(
-    decision: Decision, labels: NDArray[np.int64], best: NDArray[np.float32], y: tuple[NDArray[np.int64], NDArray[Any]],
-    counts: NDArray[np.int32],
-) -> None:  # fmt: skip
+    decision: Decision, best: Ranking, y: tuple[NDArray[np.int64], NDArray[Any]], counts: NDArray[np.int32]
+) -> None:
     """Count the best label of each row where it is predicted though it does not exceed the threshold."""
     if decision.best:
-        low = (labels[:, 0] >= 0) & (best[:, 0] <= decision.above)
-        count_indices(labels[low, 0], counts[PREDICTED])
-        right = among(np.arange(len(labels)), labels[:, 0], *y)
-        count_indices(labels[low & right, 0], counts[HITS])
+        labels, scores = best.labels[:, 0], best.scores[:, 0]
+        low = (labels >= 0) & (scores <= decision.above)
+        count_indices(labels[low], counts[PREDICTED])
+        right = among(np.arange(len(labels)), labels, *y)
+        count_indices(labels[low & right], counts[HITS])
 
 
 def write_counts(path: Path, counts: NDArray[np.int32]) -> None:

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from xmc_stream.store.model import StoredModel
 
 if TYPE_CHECKING:
-    from xmc_stream.models.runs import RankingRun
+    from xmc_stream.models.runs import RankingTask
     from xmc_stream.runtime.job import Job, Phase, Receipt
-    from xmc_stream.runtime.plan import Forecaster
     from xmc_stream.store.dataset import Dataset
     from xmc_stream.store.matrix import Block, SparseMatrix
 
@@ -64,15 +63,6 @@ class Kind(StoredModel, ABC):
         """Hash what scores depend on, in the order of the classes."""
 
     @abstractmethod
-    def run_of(self) -> type[RankingRun]:
-        """What makes the jobs of a prediction, and, with a folder for counts, of an evaluation.
-
-        Returns
-        -------
-        type of RankingRun
-        """
-
-    @abstractmethod
     def warm_up(self, evaluate: bool = False) -> Job:
         """A job that loads the kernels of a prediction.
 
@@ -111,10 +101,10 @@ class Kind(StoredModel, ABC):
         """
 
     @abstractmethod
-    def forecaster(
+    def ranking(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
-    ) -> Forecaster:
-        """Foresees a prediction or an evaluation.
+    ) -> RankingTask:
+        """A prediction or an evaluation: what it would do, and its jobs.
 
         Parameters
         ----------
@@ -131,7 +121,7 @@ class Kind(StoredModel, ABC):
 
         Returns
         -------
-        Forecaster
+        RankingTask
 
         Raises
         ------

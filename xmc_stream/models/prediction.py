@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
+from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.execution import Execution, advising, behind, planned
 from xmc_stream.models.held import check_k, rank, refuse_other_rows
 from xmc_stream.models.samples import are_texts, asked, converted, normalised
@@ -30,7 +31,6 @@ _COMMAND = "predict"
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes
 
 if TYPE_CHECKING:
-    from xmc_stream.models.decisions import Decision
     from xmc_stream.models.model import Model
     from xmc_stream.runtime.job import Receipt
     from xmc_stream.runtime.ledger import Ledger
@@ -146,24 +146,22 @@ class Asked:
     raw: bool = False
 
     def answer(
-        self, out: Path, beside: Mapping[str, Needs], counted: tuple[()] | tuple[Decision, Path] = ()
+        self, out: Path, beside: Mapping[str, Needs], decision: Decision = BEST_LABEL, folder: Path | None = None
     ) -> tuple[Path, Receipt, int]:
         """Predictions that are finished but for attributes and name: where they lie, what the jobs say, most bytes resident.
 
-        beside: what the work after it needs, see `Together`. counted: in an evaluation, which labels count as predicted, and
-        the folder of what jobs count.
+        beside: what the work after it needs, see `Together`. decision, folder: of an evaluation, see `Wanted`.
         """
-        from xmc_stream.models.runs import ToDisk
+        from xmc_stream.models.runs import ToDisk, Wanted
         from xmc_stream.runtime.job import Notes
         from xmc_stream.runtime.plan import Together, refuse_unless_it_fits
 
-        model, dataset, k, evaluate = self.model, self.dataset, self.k, bool(counted)
+        model, dataset, k, evaluate = self.model, self.dataset, self.k, folder is not None
         with planned(self.execution, self.limit, ToDisk(model.warm_up(evaluate))) as (engine, plan):
-            forecaster = model.forecaster(dataset, k, bool(self.filtered), evaluate, engine.once)
-            refuse_unless_it_fits(Together(forecaster, beside), plan)
+            task = model.ranking(dataset, k, bool(self.filtered), evaluate, engine.once)
+            refuse_unless_it_fits(Together(task, beside), plan)
             work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
-            run = model.run_of()(model, dataset, k, work, plan, self.filtered, *counted, raw=self.raw)
-            loop = run.loop()
+            loop = task.loop(plan, Wanted(work, self.filtered, decision, folder, self.raw))
             if self.check:
                 words = "comparing the model with its checksums"
                 loop = behind("check the model", model.check_jobs(), words, _CHECKED, loop)

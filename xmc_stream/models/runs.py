@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,29 +16,24 @@ from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
+from xmc_stream.kernels.ranking import Ranking, fold_top_k
+from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.calibration import UNCHANGED, Calibration
-from xmc_stream.models.counts import COUNT_BYTES
+from xmc_stream.models.counts import COUNT_BYTES, Tiles, fold_metrics, metrics_of, write_counts
 from xmc_stream.models.decisions import BEST_LABEL, Decision
-from xmc_stream.runtime.job import Job, Loop, Receipt
+from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.store.model import COMPACTED, StoredModel
 from xmc_stream.store.names import SELECTED, selected_of
-from xmc_stream.store.predictions import load_library
+from xmc_stream.store.predictions import load_library, write_predictions
 
-PREDICTING = "ranking labels"  # in words, for those who watch
 RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
 _START_SECONDS = 0.5  # of a prediction, about
 HELD_ROWS = 4096  # that are ranked at a time by a model in memory
 LEAST_BLOCK = MIB // 2  # bytes of X in a row block, at least
 PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
-
-
-def least_block(dataset: Dataset, labels: bool) -> int:
-    """Bytes of X in a row block, at least: of the longest row. labels: those of a row have their part of it."""
-    least = dataset.X_rows().block_bytes(LEAST_BLOCK)
-    return max(least, PAIRS * dataset.Y_rows().block_bytes(LEAST_BLOCK // PAIRS)) if labels else least
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,9 @@ class ToDisk:
         return self.warm.run()
 
 
-class CutIntoJobs:
-    """A plan that has `rows_per_job`, whole chunks of the predictions."""
+@dataclass(frozen=True)
+class RankingPlan(ABC):
+    """How the work is cut. rows_per_job: whole chunks of the predictions."""
 
     rows_per_job: int
 
@@ -66,74 +64,130 @@ class CutIntoJobs:
         starts = range(0, n_samples, self.rows_per_job)
         return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
 
+    @abstractmethod
+    def blocks(self, matrices: list[SparseMatrix], start: int, stop: int) -> Iterator[tuple[range, tuple[Block, ...]]]:
+        """Row blocks of rows [start, stop): which rows, and what each matrix has of them."""
+
 
 @dataclass(frozen=True)
-class RankingJob:
-    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
+class StreamPlan(RankingPlan):
+    """Row blocks of X stream by. rows: of a block, at most, 0 for any number; row_bytes: of its X."""
 
-    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the labels' own scores: before
-    calibration, without implied labels.
+    rows: int
+    row_bytes: int
+
+    def blocks(self, matrices: list[SparseMatrix], start: int, stop: int) -> Iterator[tuple[range, tuple[Block, ...]]]:
+        """As they stream: of X, which comes first, and of matrices of pairs."""
+        most = [self.row_bytes] + [self.row_bytes // PAIRS] * (len(matrices) - 1)
+        for blocks in stream(matrices, most, start, stop, self.rows):
+            yield range(blocks[0].start, blocks[0].start + blocks[0].n), blocks
+
+    def row_blocks(self, dataset: Dataset) -> int:
+        """How many row blocks there are, about."""
+        X = dataset.X_rows()
+        of_job = min(self.rows_per_job, X.n_lines)
+        n_bytes = int((X.nnz * X.entry_bytes / max(X.n_lines, 1) + 8) * of_job)
+        by_rows = -(-of_job // self.rows) if self.rows else 1
+        return len(self.ranges(X.n_lines)) * max(1, by_rows, -(-n_bytes // self.row_bytes))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What jobs are to find beside the k best classes, and where all of it goes.
+
+    out: the predictions under construction. filtered: a matrix of (row, label) pairs that are not predicted, or "". folder:
+    of an evaluation, for what its jobs count, see `counts.read_counts`; a pair of `filtered` is not true there. decision:
+    which labels an evaluation counts as predicted. raw: by the labels' own scores: before calibration, without implied labels.
     """
+
+    out: Path
+    filtered: str = ""
+    decision: Decision = BEST_LABEL
+    folder: Path | None = None
+    raw: bool = False
+
+    def counts(self, start: int) -> Path:
+        """The file for what an evaluation counts in the rows of a job."""
+        return Path(f"{self.folder}/counts-{start}")
+
+
+@dataclass(frozen=True)
+class RankingJob(ABC):
+    """Rows [start, stop), row block by row block: their k best classes and, for an evaluation, counts."""
 
     model: str
     data: str
+    k: int
+    wanted: Wanted
     start: int
     stop: int
-    k: int
-    out: str
-    filtered: str
-    raw: bool = field(default=False, kw_only=True)
+    sizes: RankingPlan
 
     @property
     def key(self) -> str:
         """The rows."""
-        return f"predict/{self.start}-{self.stop}"
+        return f"{'metrics' if self.wanted.folder else 'predict'}/{self.start}-{self.stop}"
 
-
-@dataclass(frozen=True)
-class CountingJob(RankingJob):
-    """As a RankingJob, and counts for metrics, see `counts.read_counts`. A pair of `filtered` is not true."""
-
-    decision: Decision = field(kw_only=True)
-    counts: str = field(default="", kw_only=True)
-
-
-@dataclass
-class RankingRun(ABC):
-    """The jobs of one prediction; with a folder for counts, of an evaluation."""
-
-    model: StoredModel
-    dataset: Dataset
-    k: int
-    out: Path
-    plan: MemoryPlan
-    filtered: str = ""
-    decision: Decision = BEST_LABEL
-    folder: Path | None = None
-    raw: bool = field(default=False, kw_only=True)
-
-    @property
-    def of_labels(self) -> int:
-        """Bytes of the counts over labels that each thread keeps."""
-        return COUNT_BYTES * self.model.n_labels if self.folder else 0
-
-    def counts(self, start: int) -> str:
-        """The file for what an evaluation counts in the rows of a job."""
-        return f"{self.folder}/counts-{start}"
+    def read(self, dataset: Dataset) -> list[SparseMatrix]:
+        """What is read: X, and behind it, for an evaluation, Y."""
+        return [dataset.X_rows(), *([dataset.Y_rows()] if self.wanted.folder else [])]
 
     @abstractmethod
-    def loop(self) -> Loop:
-        """Phases of jobs; returns sums of a prediction, or the metrics of an evaluation."""
+    def opened(self) -> Any:
+        """The model, as `fold` takes it."""
+
+    @abstractmethod
+    def fold(
+        self, model: Any, rows: range, read: tuple[Block, ...], barred: Labels, best: Ranking, counts: NDArray[np.int32]
+    ) -> int:
+        """Fold a row block into predictions and, for an evaluation, into counts; returns the sum of its rows' AUC then.
+
+        read: blocks of what is read; barred: pairs that are not predicted.
+        """
+
+    def fold_tiles(
+        self, tiles: Tiles, y: tuple[Block, ...], barred: Labels, best: Ranking, counts: NDArray[np.int32]
+    ) -> int:
+        """As `fold`, from dense tiles of all scores, see `fold_metrics`. y: the block of Y, if it is an evaluation."""
+        if y:
+            return fold_metrics(tiles, y[0], barred, self.wanted.decision, best, counts)
+        for low, tile in tiles():
+            fold_top_k(tile, low, barred, *best)
+        return 0
+
+    def run(self) -> Receipt:
+        """Predict, and count; the receipt has the sum of the rows' AUC, exactly, 0 for a prediction."""
+        dataset, wanted, model = Dataset(self.data), self.wanted, self.opened()
+        read, n_blocks, auc = self.read(dataset), 0, 0
+        labels, scores = no_predictions(self.stop - self.start, self.k)
+        counts = np.zeros((3, dataset.n_labels if wanted.folder else 0), np.int32)
+        matrices = [*read, *([SparseMatrix(wanted.filtered)] if wanted.filtered else [])]
+        for rows, blocks in self.sizes.blocks(matrices, self.start, self.stop):
+            mine = slice(rows.start - self.start, rows.stop - self.start)
+            best, barred = Ranking(labels[mine], scores[mine]), filter_pairs(blocks[len(read) :])
+            auc += self.fold(model, rows, blocks[: len(read)], barred, best, counts)
+            n_blocks += 1
+        write_predictions(wanted.out, self.start, labels, scores)
+        if wanted.folder:
+            write_counts(wanted.counts(self.start), counts)
+        return {"auc": auc, "bytes_read": sum(matrix.bytes_read for matrix in read), "row_blocks": n_blocks}
 
 
 @dataclass(frozen=True)
-class RankingForecaster(Forecaster):
-    """See `Model.forecaster`."""
+class RankingTask(Forecaster):
+    """A prediction or an evaluation, see `Model.ranking`: what it would do under a plan, and its jobs.
+
+    once: runs a probe.
+    """
+
+    job: ClassVar[type[RankingJob]]
 
     model: StoredModel
     dataset: Dataset
     k: int
-    evaluate: bool
+    filtered: bool = False
+    evaluate: bool = False
+    once: Callable[[Job], Receipt] = methodcaller("run")
 
     def __post_init__(self) -> None:
         check_features(self.model, self.dataset)
@@ -141,13 +195,24 @@ class RankingForecaster(Forecaster):
             check_labels(self.model, self.dataset)
 
     @property
+    def pairs(self) -> bool:
+        """Whether rows have pairs beside X: of Y, or of a filter."""
+        return self.filtered or self.evaluate
+
+    @property
     def of_labels(self) -> int:
         """Bytes of the counts over labels that each thread keeps."""
         return COUNT_BYTES * self.model.n_labels if self.evaluate else 0
 
+    @property
+    def least_block(self) -> int:
+        """Bytes of X in a row block, at least: of the longest row. Labels of a row have their part of it."""
+        least = self.dataset.X_rows().block_bytes(LEAST_BLOCK)
+        return max(least, PAIRS * self.dataset.Y_rows().block_bytes(LEAST_BLOCK // PAIRS)) if self.evaluate else least
+
     @abstractmethod
     def sizes(self, plan: MemoryPlan) -> Any:
-        """How the work is cut. Raises MemoryLimitError where the smallest pieces do not fit."""
+        """How the work is cut, a `RankingPlan`. Raises MemoryLimitError where the smallest pieces do not fit."""
 
     def check(self, plan: MemoryPlan) -> None:
         """Whether the smallest pieces fit."""
@@ -160,6 +225,22 @@ class RankingForecaster(Forecaster):
             "passes": 1, "row_blocks": row_blocks, "bytes_read": n_bytes, "bytes_streamed": n_bytes, "bytes_gathered": 0,
             "peak_parts": parts, "seconds": round(seconds + _START_SECONDS, 1),
         }  # fmt: skip
+
+    def loop(self, plan: MemoryPlan, wanted: Wanted) -> Loop:
+        """Phases of jobs; returns bytes and row blocks of a prediction, or the metrics of an evaluation."""
+        return self.ranked(self.sizes(plan), wanted, 0.0)
+
+    def ranked(self, sizes: RankingPlan, wanted: Wanted, begun: float, *more: Any) -> Loop:
+        """The phase that ranks labels. begun: the part of the whole that is done; more: what else the jobs take."""
+        drop_tiles()
+        n, of = self.dataset.n_samples, (str(self.model.path), str(self.dataset.path), self.k, wanted)
+        jobs = [self.job(*of, start, stop, sizes, *more) for start, stop in sizes.ranges(n)]
+        name = "evaluate" if self.evaluate else "predict"
+        receipts = yield Phase(name, jobs, "ranking labels", (begun, 1.0), twice=True)
+        drop_tiles()
+        if self.evaluate:
+            return metrics_of(receipts, [wanted.counts(job.start) for job in jobs], n, self.model.n_labels)
+        return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}
 
 
 def check_features(model: StoredModel, dataset: Dataset) -> None:
@@ -218,11 +299,6 @@ def no_predictions(n: int, k: int) -> tuple[NDArray[np.int64], NDArray[np.float3
     return np.full((n, k), -1, np.int64), np.full((n, k), -np.inf, np.float32)
 
 
-def filter_matrix(filtered: str) -> list[SparseMatrix]:
-    """The pairs that are not predicted, if there are any."""
-    return [SparseMatrix(filtered)] if filtered else []
-
-
-def filter_pairs(blocks: list[Block]) -> Labels:
+def filter_pairs(blocks: tuple[Block, ...] = ()) -> Labels:
     """The pairs of a row block; empty without any."""
     return Labels.of(blocks[0]) if blocks else Labels(np.empty(0, np.int64), np.empty(0, np.int32))

@@ -184,7 +184,7 @@ def plan_prediction(
     limit, name = execution.limit([model.path, dataset.path]), "evaluate" if evaluate else "predict"
     with planned(execution, limit, ToDisk(model.warm_up(evaluate)), processes=workers) as (engine, plan):
         current().phase("looking at the data", (0.0, 0.0))
-        forecaster = model.forecaster(dataset, k, filtered, evaluate, engine.once)
+        forecaster: Forecaster = model.ranking(dataset, k, filtered, evaluate, engine.once)
         if evaluate:
             from xmc_stream.evaluation.evaluate import comparing  # `train` starts in less time without
 
