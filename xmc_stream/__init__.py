@@ -27,31 +27,21 @@ from xmc_stream.errors import (
 from xmc_stream.version import __version__
 
 if TYPE_CHECKING:
-    from xmc_stream import errors as errors
-    from xmc_stream.convert.options import ConvertOptions as ConvertOptions
-    from xmc_stream.convert.options import TextOptions as TextOptions
-    from xmc_stream.datasets.append import append as append
-    from xmc_stream.datasets.copy import copy as copy
-    from xmc_stream.datasets.export import export as export
-    from xmc_stream.datasets.select import select_features as select_features
-    from xmc_stream.datasets.split import split as split
-    from xmc_stream.datasets.verify import verify as verify
-    from xmc_stream.estimators import CPLST as CPLST
-    from xmc_stream.estimators import LEML as LEML
-    from xmc_stream.estimators import MEMOIR as MEMOIR
-    from xmc_stream.estimators import GroupLasso as GroupLasso
-    from xmc_stream.estimators import PDSparse as PDSparse
-    from xmc_stream.estimators import PPDSparse as PPDSparse
-    from xmc_stream.evaluation.calibrate import calibrate as calibrate
-    from xmc_stream.evaluation.calibrate import uncalibrate as uncalibrate
-    from xmc_stream.evaluation.evaluate import evaluate as evaluate
-    from xmc_stream.mips.index import InnerProductIndex as InnerProductIndex
-    from xmc_stream.models import Model as Model
-    from xmc_stream.models import load_model as load_model
-    from xmc_stream.models import predict as predict
-    from xmc_stream.store.dataset import Dataset as Dataset
-    from xmc_stream.store.dataset import open_dataset as open_dataset
-    from xmc_stream.training.tune import tune as tune
+    from xmc_stream import errors
+    from xmc_stream.convert.options import ConvertOptions, TextOptions
+    from xmc_stream.datasets.append import append
+    from xmc_stream.datasets.copy import copy
+    from xmc_stream.datasets.export import export
+    from xmc_stream.datasets.select import select_features
+    from xmc_stream.datasets.split import split
+    from xmc_stream.datasets.verify import verify
+    from xmc_stream.estimators import CPLST, LEML, MEMOIR, GroupLasso, PDSparse, PPDSparse
+    from xmc_stream.evaluation.calibrate import calibrate, uncalibrate
+    from xmc_stream.evaluation.evaluate import evaluate
+    from xmc_stream.mips.index import InnerProductIndex
+    from xmc_stream.models import Model, load_model, predict
+    from xmc_stream.store.dataset import Dataset, open_dataset
+    from xmc_stream.training.tune import tune
 
 _HOME = {
     "CPLST": "xmc_stream.estimators",
