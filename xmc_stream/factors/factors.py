@@ -58,13 +58,6 @@ class Factor:
             raise StoreError(f"{self.path} has values that are not finite: its training diverged, or it is damaged")
         return values.reshape(last - first, self.columns)
 
-    def verify(self) -> int:
-        """Compare all chunks with their checksums; returns bytes. Raises StoreError naming a damaged one."""
-        array = self._open()
-        for k in range(array.n_chunks):
-            array.verify_chunk(k)
-        return array.n_chunks * array.chunk * _ITEM
-
 
 @contextmanager
 def new_factors(path: Path, names: Mapping[str, int]) -> Iterator[dict[str, ArrayWriter]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,26 +16,10 @@ from xmc_stream.kernels.lines import lanes
 from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model
 from xmc_stream.models.runs import HELD_ROWS
-from xmc_stream.runtime.check import checked_reading, common_model_jobs
+from xmc_stream.runtime.check import array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
+from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
-
-
-@dataclass(frozen=True)
-class CheckFactorsJob:
-    """W and H."""
-
-    model: str
-
-    @property
-    def key(self) -> str:
-        """The folder."""
-        return f"check/{FACTORS}"
-
-    def run(self) -> Receipt:
-        """Check; raises StoreError naming a chunk that is damaged, or another one's."""
-        model = LowRankFactors(self.model)
-        return {"checked_bytes": sum(model.factor(name).verify() for name in ("W", "H"))}
 
 
 class LowRankModel(LowRankFactors, Model):
@@ -86,7 +69,7 @@ class LowRankModel(LowRankFactors, Model):
 
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, factors."""
-        return [*common_model_jobs(self), CheckFactorsJob(str(self.path))]
+        return [*common_model_jobs(self), *array_jobs(self.path, plain_arrays(self.path / FACTORS))]
 
     def verify(self, checker: Checker) -> Generator[Phase, list[Receipt], None]:
         """Sizes of W and H, and that all of them is finite."""
