@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.methods.contract import Task
-from xmc_stream.models.counts import read_counts, write_counts
+from xmc_stream.models.runs import read_counts, write_counts
 from xmc_stream.ppdsparse.method import PPDSparseMethod
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.run import PPDSparseRun

@@ -14,7 +14,7 @@ import pytest
 import xmc_stream as xs
 from xmc_stream.convert.formats.predicted import open_predictions
 from xmc_stream.errors import InputError
-from xmc_stream.models.written import FILES
+from xmc_stream.models.prediction import FILES
 from xmc_stream.store.names import Names, new_names
 from xmc_stream.store.predictions import CHUNK_ROWS, begin_predictions, finish_predictions, write_predictions
 

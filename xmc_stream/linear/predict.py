@@ -30,15 +30,18 @@ from xmc_stream.linear.weights import LinearWeights, unit_of
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.calibration import Calibration
-from xmc_stream.models.counts import HITS, PREDICTED, TRUE, count_best
 from xmc_stream.models.runs import (
     HELD_ROWS,
+    HITS,
     LEAST_BLOCK,
+    PREDICTED,
     RESULT_BYTES,
+    TRUE,
     RankingJob,
     RankingTask,
     StreamPlan,
     calibration_of,
+    count_best,
     filter_pairs,
     no_predictions,
 )

@@ -8,9 +8,8 @@ from typing import Any
 from xmc_stream.arguments import native_arguments
 from xmc_stream.models.execution import Execution
 from xmc_stream.models.model import Model, as_model
-from xmc_stream.models.prediction import check_target, predict_to
+from xmc_stream.models.prediction import STANDARD_OUTPUT, check_target, predict_to
 from xmc_stream.models.samples import samples
-from xmc_stream.models.written import STANDARD_OUTPUT
 from xmc_stream.store.places import target_path
 from xmc_stream.system.progress import working
 

@@ -23,8 +23,8 @@ from xmc_stream.methods.registry import method_of
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, planned
 from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
+from xmc_stream.models.prediction import file_needs
 from xmc_stream.models.runs import RESULT_BYTES, ToDisk
-from xmc_stream.models.written import file_needs
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.plan import MIB, Forecaster, Forecasters, MemoryPlan, Needs, Together, least_that_works
 from xmc_stream.store.dataset import Dataset
