@@ -11,10 +11,10 @@ import numpy as np
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.metrics import among
-from xmc_stream.models import Asked, Execution, Model, as_model
+from xmc_stream.models import Execution, Model, answer, as_model
 from xmc_stream.models.calibration import CANDIDATES, Candidates
 from xmc_stream.models.calibration import calibrate as learn
-from xmc_stream.models.runs import check_labels
+from xmc_stream.models.runs import Wanted, check_labels
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.matrix import stream
@@ -129,13 +129,14 @@ def calibrate_with(
         checked_reading(dataset.path, check=check),
         temporary_folder(model.path.absolute().parent) as folder,
     ):
-        asked, out = Asked(seen, dataset, k, execution, limit, check, raw=True), folder / "predictions"
+        out = folder / "predictions"
+        asked = seen, dataset, k, Wanted(out, raw=True)
         try:
-            work, _, _ = asked.answer(out, {})
+            work, _, _ = answer(*asked, execution, limit, check, {})
         except MemoryLimitError:
             if execution.threads == 1 or execution.scheduler is not None:
                 raise
-            work, _, _ = replace(asked, execution=replace(execution, threads=1)).answer(out, {})
+            work, _, _ = answer(*asked, replace(execution, threads=1), limit, check, {})
         finish_predictions(work, out, {}, False)
         about = learn(_candidates(Predictions(out), dataset, seen))
     if fraction is not None:

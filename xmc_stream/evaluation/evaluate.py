@@ -21,9 +21,10 @@ from xmc_stream.metrics import (
     leave_out_labels,
     leave_out_predictions,
 )
-from xmc_stream.models import Asked, Execution, Model, load_model, stored_filter
+from xmc_stream.models import Execution, Model, answer, load_model, stored_filter
 from xmc_stream.models.decisions import Decision
 from xmc_stream.models.held import check_k
+from xmc_stream.models.runs import Wanted
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.plan import Needs
 from xmc_stream.store.dataset import Dataset, as_dataset
@@ -176,9 +177,9 @@ def evaluate_with(
             model, path = load_model(path), scratch / "predictions"
             check_k(model, max(ks))
             decision = model.decision if threshold is None else Decision(threshold)
-            asked = Asked(model, dataset, max(ks), execution, limit, check, filtered)
+            wanted, beside = Wanted(path, filtered, decision, scratch), comparing(max(ks), dataset, train)
             with bar.part(0.0, _PREDICTED):
-                work, of_labels, _ = asked.answer(path, comparing(max(ks), dataset, train), decision, scratch)
+                work, of_labels, _ = answer(model, dataset, max(ks), wanted, execution, limit, check, beside)
             finish_predictions(work, path, {}, False)
             stored: Rankings = Predictions(path)
         else:

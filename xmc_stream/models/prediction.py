@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.execution import Execution, advising, behind, planned
 from xmc_stream.models.held import check_k, rank, refuse_other_rows
 from xmc_stream.models.samples import are_texts, asked, converted, normalised
@@ -43,6 +42,7 @@ _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums 
 
 if TYPE_CHECKING:
     from xmc_stream.models.model import Model
+    from xmc_stream.models.runs import Wanted
     from xmc_stream.runtime.job import Receipt
     from xmc_stream.runtime.ledger import Ledger
     from xmc_stream.runtime.plan import Needs
@@ -89,6 +89,7 @@ def predict_to(
 ) -> dict[str, Any]:
     """Write the k best classes of each sample to disk: see `api.predict`."""
     from xmc_stream.convert.lines.files import file_identity
+    from xmc_stream.models.runs import Wanted
     from xmc_stream.runtime.check import checked_reading
     from xmc_stream.runtime.making import COMMAND, STORE, make
 
@@ -108,8 +109,8 @@ def predict_to(
         nonlocal peak
         store = folder / ("predictions" if as_file else STORE)
         with stored_filter(filter, folder, dataset.n_samples, model.n_labels, limit) as filtered:
-            asked = Asked(model, dataset, k, execution, limit, check, filtered)
-            work, result, peak = asked.answer(store, file_needs(out, dataset, k))
+            beside = file_needs(out, dataset, k)
+            work, result, peak = answer(model, dataset, k, Wanted(store, filtered), execution, limit, check, beside)
         attributes = {"model": model.path.name, "data": dataset.path.name, "k": k}
         if filter is not None:
             attributes["filter"] = Path(filter).name
@@ -139,44 +140,29 @@ def predict_to(
     }
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The k best labels of some samples, asked of a model, and how the work is done.
+def answer(
+    model: Model, dataset: Dataset, k: int, wanted: Wanted, execution: Execution, limit: MemoryLimit, check: bool,
+    beside: Mapping[str, Needs],
+) -> tuple[Path, Receipt, int]:  # fmt: skip
+    """Predictions that are finished but for attributes and name: where they lie, what the jobs say, most bytes resident.
 
-    check: whether the model is compared with its checksums first. filtered: a matrix of pairs that are not predicted, or "".
-    raw: by the labels' own scores: before calibration, without implied labels.
+    wanted: where `out` is the path that they will have. check: whether the model is compared with its checksums first.
+    beside: what the work after it needs, see `Together`.
     """
+    from xmc_stream.models.runs import ToDisk
+    from xmc_stream.runtime.job import Notes
+    from xmc_stream.runtime.plan import Together, refuse_unless_it_fits
 
-    model: Model
-    dataset: Dataset
-    k: int
-    execution: Execution
-    limit: MemoryLimit
-    check: bool
-    filtered: str = ""
-    raw: bool = False
-
-    def answer(
-        self, out: Path, beside: Mapping[str, Needs], decision: Decision = BEST_LABEL, folder: Path | None = None
-    ) -> tuple[Path, Receipt, int]:
-        """Predictions that are finished but for attributes and name: where they lie, what the jobs say, most bytes resident.
-
-        beside: what the work after it needs, see `Together`. decision, folder: of an evaluation, see `Wanted`.
-        """
-        from xmc_stream.models.runs import ToDisk, Wanted
-        from xmc_stream.runtime.job import Notes
-        from xmc_stream.runtime.plan import Together, refuse_unless_it_fits
-
-        model, dataset, k, evaluate = self.model, self.dataset, self.k, folder is not None
-        with planned(self.execution, self.limit, ToDisk(model.warm_up(evaluate))) as (engine, plan):
-            task = model.ranking(dataset, k, bool(self.filtered), evaluate, engine.once)
-            refuse_unless_it_fits(Together(task, beside), plan)
-            work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
-            loop = task.loop(plan, Wanted(work, self.filtered, decision, folder, self.raw))
-            if self.check:
-                words = "comparing the model with its checksums"
-                loop = behind("check the model", model.check_jobs(), words, _CHECKED, loop)
-            return work, engine.run(loop, Notes()), engine.peak
+    evaluate = wanted.folder is not None
+    with planned(execution, limit, ToDisk(model.warm_up(evaluate))) as (engine, plan):
+        task = model.ranking(dataset, k, bool(wanted.filtered), evaluate, engine.once)
+        refuse_unless_it_fits(Together(task, beside), plan)
+        work = begin_predictions(wanted.out, dataset.n_samples, model.n_labels, k)
+        loop = task.loop(plan, replace(wanted, out=work))
+        if check:
+            words = "comparing the model with its checksums"
+            loop = behind("check the model", model.check_jobs(), words, _CHECKED, loop)
+        return work, engine.run(loop, Notes()), engine.peak
 
 
 def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
