@@ -33,7 +33,6 @@ from xmc_stream.system.progress import LOG
 if TYPE_CHECKING:
     from xmc_stream.methods.parameters import Parameters
     from xmc_stream.methods.weights import Given
-    from xmc_stream.models import Model
 
 
 _NOT_PLANNED = (
@@ -130,6 +129,7 @@ def train(
     from xmc_stream.store.nodes import understood
     from xmc_stream.training.plan import passes_in_words
     from xmc_stream.training.train import train as train_model
+    from xmc_stream.training.train import train_calibrated
 
     parameters, given = _parameters(solver, settings, class_weight), _given(sample_weight, class_weight)
     dataset = open_dataset(data)
@@ -140,13 +140,10 @@ def train(
     execution = Execution(memory_limit, threads, scheduler, True)
     start = load_model(warm_start) if warm_start else None
     path = model.absolute()
-    _refuse_together(calibrate, given, start)
     task = Task(dataset, parameters, seed, start, given=given)
     if calibrate is None:
         _, report = train_model(task, path, execution, overwrite=overwrite, force=force, check=check)
     else:
-        from xmc_stream.training.calibrated import train_calibrated
-
         _, report = train_calibrated(task, path, execution, calibrate, overwrite, force, check)
     report["model"] = str(model)
     with understood(model):  # report of a model that was finished before come from its attributes
@@ -158,14 +155,6 @@ def train(
             f"read, peak memory {format_size(report['peak_rss'])} of {format_size(report['memory_limit'])}",
             *([_of_calibration(report["calibration"])] if "calibration" in report else []),
         ])  # fmt: skip
-
-
-def _refuse_together(calibrate: float | None, given: Given | None, start: Model | None) -> None:
-    """Raise InputError for options of `train` that contradict each other."""
-    if calibrate is not None and (given is not None or start is not None):
-        raise InputError(
-            "--calibrate and --warm-start, --sample-weight or --class-weight do not go together: leave out --calibrate"
-        )
 
 
 def _of_calibration(about: dict[str, Any]) -> str:
@@ -367,7 +356,6 @@ def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, 
         start = None if o["warm_start"] is None else load_model(_sealed(o["warm_start"]))
         parameters = _parameters(o["solver"], o["settings"], o["class_weight"])
         given = _given(o["sample_weight"], o["class_weight"])
-        _refuse_together(o["calibrate"], given, start)
         return planning.plan_training(data, parameters, o["seed"], execution, start, workers, given, o["calibrate"])
     if command == "evaluate" and not is_model(o["predictions"]):
         from xmc_stream.evaluation.evaluate import plan_comparison

@@ -27,9 +27,8 @@ from xmc_stream.models.samples import texts_of
 from xmc_stream.store.dataset import Dataset, as_dataset
 from xmc_stream.store.places import target_path
 from xmc_stream.system.files import kept_folder, temporary_folder
-from xmc_stream.training.calibrated import train_calibrated
 from xmc_stream.training.plan import plan_training
-from xmc_stream.training.train import train
+from xmc_stream.training.train import train, train_calibrated
 
 _EXECUTION = """normalize : {'auto', 'l2'} or None, default 'auto'
     Whether rows are divided by their l2 norm. 'auto': if they do not all have length one; a dataset on disk is left as
@@ -224,11 +223,6 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ):
             dataset, target = self._on_disk(X, y, scratch, execution)
             given = self._given(sample_weight, dataset, target)
-            if calibrate and (start is not None or given is not None):
-                raise InputError(
-                    "calibrate and warm_start, sample_weight or a class_weight of numbers do not go together: leave out "
-                    "calibrate"
-                )
 
             def trained(path: Path) -> tuple[Model, dict[str, Any]]:
                 task = Task(dataset, parameters, self.seed, start, given=given)

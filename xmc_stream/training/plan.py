@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +79,8 @@ def plan_training(
     workers: of a cluster that is not there yet, each with the threads and the limit of `execution`, and as fast as this
     machine. None: who would do it now. given: see `Task`. calibrate: the share of the rows that a second training leaves out.
     """
+    if calibrate is not None:
+        refuse_together(warm_start, given)
     method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start, given=given)
     refuse_unfit(method, task)
     limit = execution.limit([dataset.path, *([] if warm_start is None else [warm_start.path])])
@@ -105,6 +106,17 @@ def refuse_unfit(method: Method, task: Task) -> None:
     method.check(task)
 
 
+def refuse_together(warm_start: Model | None, given: Given | None) -> None:
+    """Raise InputError for what does not go together with a calibration."""
+    if warm_start is not None or given is not None:
+        raise InputError(
+            flags.Wording(
+                "--calibrate and --warm-start, --sample-weight or --class-weight do not go together: leave out --calibrate",
+                "calibrate and warm_start, sample_weight or a class_weight of numbers do not go together: leave out calibrate",
+            )
+        )
+
+
 def decides_by_another(method: Method, parameters: Parameters, dataset: Dataset) -> bool:
     """Whether another training, of a part of the rows, says which labels a model predicts."""
     return not (dataset.one_label or method.has_zero(parameters) or method.decides(parameters))
@@ -124,20 +136,6 @@ def _deciding(dataset: Dataset) -> dict[str, Needs]:
             "candidates": LEARNED_BYTES,
         },
     }
-
-
-@contextmanager
-def least_of_trainings(
-    dataset: Dataset, settings: Sequence[Parameters], seed: int, execution: Execution
-) -> Iterator[None]:
-    """A block that trains several settings on most rows of a dataset: a refusal names the least limit for all of them."""
-    try:
-        yield
-    except MemoryLimitError as error:
-        if error.least is None:
-            raise
-        leasts = [plan_training(dataset, setting, seed, execution)["least_limit"] or 0 for setting in settings]
-        raise MemoryLimitError(error.args[0], max(error.least, *leasts)) from None
 
 
 @dataclass(frozen=True)

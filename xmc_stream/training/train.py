@@ -1,4 +1,8 @@
-"""Training a model on disk: a method's plan joined with an engine, a ledger, and what a run says of itself."""
+"""Training a model on disk: a method's plan joined with an engine, a ledger, and what a run says of itself.
+
+Another training, on a part of the rows, may come before: what its model says of the rest calibrates this one, or decides
+which labels it predicts.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +44,13 @@ from xmc_stream.store.names import SELECTED, VOCABULARY
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.places import (
     LEDGER,
+    LOCK,
     copy_folders,
     put_back,
     refuse_foreign_names,
     remove,
     remove_held,
+    remove_left,
     remove_tree,
     remove_work,
     target_path,
@@ -59,6 +65,7 @@ from xmc_stream.training.plan import (
     decides_by_another,
     plan_line,
     plan_training,
+    refuse_together,
     refuse_unfit,
     with_process,
 )
@@ -66,6 +73,11 @@ from xmc_stream.training.plan import (
 _DECIDED = 0.45  # of a training: where the one ends that says which labels to predict, if there is one
 _HELD_OUT = 0.2  # of the rows, that it does not see
 _CHECKING = 0.02  # of a training, that comparing checksums takes
+_SPLIT_OFF, _HALF, _TRAINED = (
+    0.03,
+    0.5,
+    0.97,
+)  # of a calibrated one: where the split, the first and the second training end
 RUN_FORMAT = 7  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
 
@@ -85,6 +97,70 @@ def train(
         writing(work_folder(target_path(path)), "give the same command again, it goes on"),
     ):
         return Training(task, path, execution, overwrite, force, check, calibrate, decide, progress).run()
+
+
+def train_calibrated(
+    task: Task,
+    path: Path,
+    execution: Execution,
+    fraction: float,
+    overwrite: bool = False,
+    force: bool = False,
+    check: bool = True,
+) -> tuple[Model, dict[str, Any]]:
+    """Train on all rows as `train` does, and calibrate by a model of the same parameters that has not seen `fraction` of them.
+
+    A model that stands there is calibrated if it is not yet, and returned if this share was held out for it. In
+    `path`.calibration lie, until it is done, the two parts of the rows and the other model; a run that was killed goes
+    on from there. The report is that of `train`, of both trainings where they are seconds and peak_rss, and what
+    `calibrate` returns in `evaluation.calibrate`. Raises what these and `split` raise.
+    """
+    from xmc_stream.evaluation.calibrate import calibrate_with, refuse_few  # `train` starts in less time without
+
+    refuse_together(task.warm_start, task.given)
+    began = time.perf_counter()
+    work = path.with_name(f"{path.name}.calibration")
+    dataset, parameters, seed = task.dataset, task.parameters, task.seed
+    if method_of(parameters).reads_mask(parameters):
+        raise InputError(
+            "calibration needs all labels of the rows held out, and with observed=given some are not known"
+        )
+    if not overwrite and path.exists():
+        model, report = train(task, path, execution, force=force, check=check, calibrate=fraction)
+        done = model.attributes.get(CALIBRATION, {})
+        if FRACTION in done:
+            remove_left(work / LOCK)
+            return model, {**report, CALIBRATION: done}
+    execution.limit([dataset.path], [path.parent])
+    foreseen = plan_training(dataset, parameters, seed, execution, calibrate=fraction)
+    if not foreseen["fits"]:
+        raise MemoryLimitError(foreseen["why"], foreseen["least_limit"])
+    if overwrite:
+        remove_work(work / LOCK)
+    with Ledger(work / LOCK, {"command": "calibrate"}), working("train", execution.progress) as bar:
+        with bar.part(0.0, _SPLIT_OFF):
+            part, held_out = split_once(dataset, work, fraction, seed, execution.memory_limit, check)
+        try:
+            refuse_few(held_out)
+        except InputError:
+            remove_held(work / LOCK)
+            raise
+        with bar.part(_SPLIT_OFF, _HALF):
+            of_part = Task(part, parameters, seed)
+            other, before = train(of_part, work / "model", execution, force=force, check=check, decide=False)
+        with bar.part(_HALF, _TRAINED):
+            model, report = train(
+                task, path, execution, overwrite=overwrite, force=force, check=check, calibrate=fraction
+            )
+        with bar.part(_TRAINED, 1.0):
+            about = calibrate_with(model, held_out, other, execution, check, fraction)
+        remove_held(work / LOCK)
+    return model, {
+        **report,
+        "seconds": round(time.perf_counter() - began, 3),
+        "peak_rss": max(report["peak_rss"], before["peak_rss"]),
+        CALIBRATION: about,
+    }
 
 
 @dataclass

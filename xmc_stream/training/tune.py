@@ -14,7 +14,7 @@ from typing import Any
 
 from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
-from xmc_stream.errors import InputError, ResumeError
+from xmc_stream.errors import InputError, MemoryLimitError, ResumeError
 from xmc_stream.evaluation.evaluate import COMPARING, comparing_needs
 from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Task
@@ -34,7 +34,7 @@ from xmc_stream.store.places import (
 from xmc_stream.system.files import regular, temporary_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
 from xmc_stream.system.progress import LOG, working
-from xmc_stream.training.plan import least_of_trainings
+from xmc_stream.training.plan import plan_training
 from xmc_stream.training.train import train
 from xmc_stream.training.trials import Trials
 
@@ -192,12 +192,17 @@ def tune(
 
 
 def _compared(asked: Trials, folder: Path, limit: MemoryLimit, overwrite: bool) -> tuple[dict[str, Any], bool]:
-    """What the trials found, and whether a run went on."""
+    """What the trials found, and whether a run went on. A refusal names the least limit for all of them."""
     dataset, execution = asked.dataset, asked.execution
-    with least_of_trainings(dataset, asked.settings, asked.seed, execution):
+    try:
         if execution.scheduler is None:  # else the limit is that of workers
             limit.check(comparing_needs(max(asked.ks), dataset, dataset), COMPARING)
         return asked.run(folder, overwrite)
+    except MemoryLimitError as error:
+        if error.least is None:
+            raise
+        plans = [plan_training(dataset, setting, asked.seed, execution) for setting in asked.settings]
+        raise MemoryLimitError(error.args[0], max(error.least, *(plan["least_limit"] or 0 for plan in plans))) from None
 
 
 def _tried(
