@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xmc_stream.cli.options import PATH, QUIET, SEED, STORE, TARGET, checked, common, executed, limited, plain, show
-from xmc_stream.cli.seen import seen
+from xmc_stream.cli.options import (
+    PATH,
+    QUIET,
+    SEED,
+    STORE,
+    TARGET,
+    checked,
+    common,
+    executed,
+    limited,
+    plain,
+    seen,
+    show,
+)
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.system.memory import format_size, peak_resident
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xmc_stream.cli.data import BESIDE, CSV, FORMAT
+from xmc_stream.cli.data import BESIDE, CSV, FORMAT, ID_FIELD, TEXT_FIELDS
 from xmc_stream.cli.options import (
     PATH,
     SEED,
@@ -20,12 +20,11 @@ from xmc_stream.cli.options import (
     checked,
     common,
     executed,
+    seen,
     setting_of,
     show,
     with_options,
 )
-from xmc_stream.cli.seen import seen
-from xmc_stream.cli.text import ID_FIELD, TEXT_FIELDS
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.memory import format_size
 from xmc_stream.system.progress import LOG

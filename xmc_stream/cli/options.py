@@ -1,19 +1,25 @@
-"""What commands share: options, and how they print."""
+"""What commands share: options, what they show while they work, and how they print.
+
+On a terminal a bar is shown, and lines of the library's log; elsewhere lines alone.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from xmc_stream.arguments import MOST_INT
-from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError, in_urls
-from xmc_stream.system.progress import current
+from xmc_stream.system.progress import LOG, STEPS, current, working
 
 
 class _Place(click.Path):
@@ -83,6 +89,38 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that every command takes."""
     command = click.option("--debug", is_flag=True, help="On an error, show the traceback.")(command)
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(command)
+
+
+class _Lines(logging.Handler):
+    """Writes lines to stderr, above a bar where there is one, which says itself how far the work is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line, bar = record.getMessage(), sys.stderr.isatty()
+        if record.name == STEPS.name:
+            if bar and record.levelno >= logging.INFO:
+                return
+            line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {line}"
+        if bar:
+            from tqdm import tqdm  # see `progress`
+
+            tqdm.write(line, file=sys.stderr)
+        else:
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+@contextmanager
+def seen(what: str, verbose: bool = False, quiet: bool = False) -> Iterator[None]:
+    """A command that works long, from its first second to its end."""
+    handler, level = _Lines(), LOG.level
+    LOG.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
+    LOG.addHandler(handler)
+    try:
+        with working(what, not quiet):
+            yield
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(level)
 
 
 def limited(command: Callable[..., Any]) -> Callable[..., Any]:
