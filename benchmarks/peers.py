@@ -35,7 +35,7 @@ import scipy.sparse
 from commands import machine, run
 from peer_programs import PEERS, TOP, Peer
 
-from xmc_stream.linear.warmup import LinearWarmUp
+from xmc_stream.linear.predict import LinearWarmUp
 from xmc_stream.metrics import RankingMetrics, inverse_propensity
 from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 from xmc_stream.store.dataset import Dataset, open_dataset

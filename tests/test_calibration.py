@@ -18,12 +18,12 @@ from scipy.optimize import minimize
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.evaluation import calibrate as calibrating
 from xmc_stream.evaluation.calibrate import calibrate_with
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.models import Execution
 from xmc_stream.models.calibration import Calibration, Candidates, calibrate, fit
 from xmc_stream.runtime.plan import Cuts
-from xmc_stream.training import calibrated as calibrated_training
 
 LIMIT: dict[str, Any] = {"memory_limit": "2GB", "threads": 2}
 
@@ -325,9 +325,7 @@ def test_training_calibrates_by_rows_held_out_and_goes_on_after_a_stop(
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
     # a stop before the last step: the same call does what is left, and ends with the same model
     with monkeypatch.context() as patched:
-        patched.setattr(
-            calibrated_training, "calibrate_with", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        patched.setattr(calibrating, "calibrate_with", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             xs.PPDSparse(memory_limit="2GB", seed=3).fit(small, model=tmp_path / "b", calibrate=0.2)
     assert (tmp_path / "b.calibration" / "model" / "zarr.json").exists()

@@ -20,8 +20,8 @@ from helpers.anndata_files import annotated
 import xmc_stream as xs
 from xmc_stream.cli import main
 from xmc_stream.errors import InputError, ResumeError
+from xmc_stream.evaluation import calibrate as calibrating
 from xmc_stream.methods import registry
-from xmc_stream.training import calibrated as calibrated_training
 
 Words = tuple[str, ...]
 Commands = Callable[..., Any]
@@ -274,9 +274,7 @@ def test_an_unfinished_calibration_goes_on_with_its_own_share_alone(
     method = xs.PPDSparse(max_rounds=1, memory_limit="2GB")
     whole = method.fit(files / "rows.xmc", model=tmp_path / "whole", calibrate=0.4).model_
     with monkeypatch.context() as patched:
-        patched.setattr(
-            calibrated_training, "calibrate_with", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        patched.setattr(calibrating, "calibrate_with", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             method.fit(files / "rows.xmc", model=tmp_path / "m", calibrate=0.3)
     again = method.fit(files / "rows.xmc", model=tmp_path / "m", calibrate=0.4).model_

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xmc_stream.factors.predict import ScoreWarmUp
 from xmc_stream.grouplasso.method import GroupLassoWarmUp
 from xmc_stream.grouplasso.predict import RowsWarmUp
-from xmc_stream.linear.warmup import LinearWarmUp
+from xmc_stream.linear.predict import LinearWarmUp
 from xmc_stream.lowrank.method import LEMLWarmUp
 from xmc_stream.memoir.method import MEMOIRWarmUp
 from xmc_stream.pdsparse.method import PDSparseWarmUp

@@ -29,15 +29,16 @@ from xmc_stream.models.runs import (
     RankingTask,
     Wanted,
     filter_pairs,
+    rank_a_few,
     rescaling_of,
 )
-from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt, run_here
+from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
-from xmc_stream.store.predictions import CHUNK_ROWS, begin_predictions
+from xmc_stream.store.predictions import CHUNK_ROWS
 from xmc_stream.system.blas import one_blas_thread
 
 _PROJECTED = 0.3  # of a prediction, that projecting the samples takes
@@ -235,8 +236,6 @@ class ScoreWarmUp(WarmUp):
             made = {"rank": rank, "nnz": rank * sum(sizes.values())}
             about = model_attributes(dataset, "", {"bias": False}, 0, made)
             finish_model(path / "model.partial", path / "model", about)
-            model, plan = LowRankFactors(path / "model"), MemoryPlan(2**40, 256 * MIB, 1)
-            for folder in (None, path):
-                out = begin_predictions(path / f"predictions-{folder is None}", dataset.n_samples, dataset.n_labels, 2)
-                task = ScoreTask(model, dataset, 2, evaluate=folder is not None)
-                run_here(task.loop(plan, Wanted(out, folder=folder)), Notes())
+            model = LowRankFactors(path / "model")
+            for evaluate in (False, True):
+                rank_a_few(ScoreTask(model, dataset, 2, evaluate=evaluate))

@@ -28,17 +28,16 @@ from xmc_stream.models.runs import (
     RankingJob,
     RankingTask,
     StreamPlan,
-    Wanted,
     filter_pairs,
+    rank_a_few,
     rescaling_of,
 )
-from xmc_stream.runtime.job import Notes, run_here
-from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan, even_ranges
+from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream_bytes
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
-from xmc_stream.store.predictions import CHUNK_ROWS, begin_predictions
+from xmc_stream.store.predictions import CHUNK_ROWS
 
 MOST_CLASSES = 512  # classes of a tile, at most
 _TILE = 8 * MIB
@@ -257,9 +256,6 @@ class RowsWarmUp(WarmUp):
             rows = np.arange(3), np.ones((3, dataset.n_labels), np.float32)
             made = write_rows(path / "model.partial" / ROWS, dataset.n_features, dataset.n_labels, [rows])
             finish_model(path / "model.partial", path / "model", model_attributes(dataset, "", {}, 0, made))
-            # cut by classes, so that tiles are gathered
-            model, plan = RowSparseWeights(path / "model"), MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(classes=2))
-            for folder in (None, path):
-                out = begin_predictions(path / f"predictions-{folder is None}", dataset.n_samples, dataset.n_labels, 2)
-                task = RowsTask(model, dataset, 2, evaluate=folder is not None)
-                run_here(task.loop(plan, Wanted(out, folder=folder)), Notes())
+            model = RowSparseWeights(path / "model")
+            for evaluate in (False, True):  # cut by classes, so that tiles are gathered
+                rank_a_few(RowsTask(model, dataset, 2, evaluate=evaluate), classes=2)

@@ -66,7 +66,7 @@ class LinearModel(LinearWeights, Model):
 
     def warm_up(self, evaluate: bool = False) -> Job:
         """Predict, or evaluate, a few rows by a few weights."""
-        from xmc_stream.linear.warmup import LinearWarmUp
+        from xmc_stream.linear.predict import LinearWarmUp
 
         fours = self.n_features <= MOST_FEATURES
         return LinearWarmUp(evaluate, Guide.of(self).clusterings > 0, ImpliedLabels.of(self).pairs > 0, fours)

@@ -24,13 +24,13 @@ from xmc_stream.metrics import LabelMetrics, among, auc_units, average_auc, leav
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.calibration import UNCHANGED, Calibration
 from xmc_stream.models.decisions import BEST_LABEL, Decision
-from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
-from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan
+from xmc_stream.runtime.job import Job, Loop, Notes, Phase, Receipt, run_here
+from xmc_stream.runtime.plan import MIB, Cuts, Forecaster, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.store.model import COMPACTED, StoredModel
 from xmc_stream.store.names import SELECTED, selected_of
-from xmc_stream.store.predictions import load_library, write_predictions
+from xmc_stream.store.predictions import begin_predictions, load_library, write_predictions
 from xmc_stream.system.stop import work_name
 
 _LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
@@ -250,6 +250,19 @@ class RankingTask(Forecaster):
         if self.evaluate:
             return metrics_of(receipts, [wanted.counts(job.start) for job in jobs], n, self.model.n_labels)
         return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}
+
+
+def rank_a_few(task: RankingTask, classes: int = 0) -> None:
+    """Do a task on a few rows in a temporary folder, beside them: what loads its kernels. classes: see `Cuts`."""
+    folder = task.dataset.path.parent
+    out = begin_predictions(
+        folder / f"predictions-{task.evaluate}", task.dataset.n_samples, task.model.n_labels, task.k
+    )
+    plan, wanted = (
+        MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(classes)),
+        Wanted(out, folder=folder if task.evaluate else None),
+    )
+    run_here(task.loop(plan, wanted), Notes())
 
 
 def fold_metrics(
