@@ -195,10 +195,10 @@ def test_a_worker_that_does_not_see_a_file_beside_the_input_is_refused_by_name(
 def test_neither_threads_nor_limits_show_in_raw_text(
     threads: int, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from xmc_stream.convert import run
+    from xmc_stream.convert import conversion
 
     cut_into(monkeypatch, 20_000)
-    monkeypatch.setattr(run, "_SMALL", 0)  # as many threads as are asked for
+    monkeypatch.setattr(conversion, "_SMALL", 0)  # as many threads as are asked for
     for kind in ("jsonl", "csv"):
         source, options = inputs(tmp_path)[kind]
         here = xs.convert(source, tmp_path / f"{kind}-one.xmc", memory_limit="2GB", threads=1, **options)

@@ -17,7 +17,7 @@ from helpers.commands import environment
 from helpers.conversions import INPUTS, TEXT, cut_into, files_of, refused, write
 
 from xmc_stream.convert import convert, convert_report
-from xmc_stream.convert.jobs import PartJob
+from xmc_stream.convert.conversion import PartJob
 from xmc_stream.convert.plan import plan_writing
 from xmc_stream.datasets.split import split
 from xmc_stream.errors import InputError, ResumeError, StoreError

@@ -17,10 +17,10 @@ from helpers.inputs import TEXTS, D, K, N, an_input, matrices, rows_of_text
 from scipy import sparse
 
 import xmc_stream as xs
+from xmc_stream.convert.conversion import PartJob
 from xmc_stream.convert.formats import pairs as pairs_module
 from xmc_stream.convert.formats.predicted import open_predictions
 from xmc_stream.convert.formats.registry import FORMATS
-from xmc_stream.convert.jobs import PartJob
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError
 
@@ -303,7 +303,7 @@ def test_a_line_that_is_no_pair_is_found_before_the_input_is_read(
     def run(*_: Any, **__: Any) -> None:
         raise AssertionError("the conversion was begun")
 
-    monkeypatch.setattr(importlib.import_module("xmc_stream.convert.run"), "run_conversion", run)
+    monkeypatch.setattr(importlib.import_module("xmc_stream.convert.conversion"), "ConversionRun", run)
     source, given, _ = an_input("libsvm", tmp_path)
     pairs = tmp_path / "pairs"
     pairs.write_text("0 1\nx 2\n")

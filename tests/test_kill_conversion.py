@@ -18,7 +18,7 @@ from helpers.compiler import needs_compiler
 from helpers.damage import damage
 from helpers.forked import Forked
 
-from xmc_stream.convert import convert_report, run
+from xmc_stream.convert import conversion, convert_report
 from xmc_stream.convert.lines import files as text
 from xmc_stream.store.dataset import open_dataset
 
@@ -30,7 +30,7 @@ WORK = {"xmlrepo": 20_000, "libsvm": 20_000, "jsonl": 20_000, "csv": 20_000}  # 
 
 def converts(source: str, target: str, part: int, small: int) -> None:
     """What a child does. Parts are small so that there are many, and jobs run on threads as those of a large file do."""
-    text._PART, run._SMALL = part, small
+    text._PART, conversion._SMALL = part, small
     convert_report(source + ".few", target + ".few", memory_limit="2GB", overwrite=True)  # loads all code
     print("begun", flush=True)
     dataset, figures = convert_report(source, target, threads=2, memory_limit="2GB")

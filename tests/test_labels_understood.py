@@ -16,7 +16,7 @@ from helpers.forked import forked_command
 from helpers.inputs import TEXTS, K, N, an_input, matrices, rows_of_text
 
 import xmc_stream as xs
-from xmc_stream.convert import run as run_module
+from xmc_stream.convert import conversion
 from xmc_stream.convert.formats.registry import FORMATS
 from xmc_stream.convert.labels import LIST, SEPARATOR, understood
 from xmc_stream.convert.options import TextOptions
@@ -140,7 +140,7 @@ def test_it_does_not_depend_on_parts_and_threads(form: str, tmp_path: Path, monk
     path = written(form, tmp_path, lambda i: "|".join(tags(i)))
     whole = converted(path)
     cut_into(monkeypatch, 300)
-    monkeypatch.setattr(run_module, "_SMALL", 0)
+    monkeypatch.setattr(conversion, "_SMALL", 0)
     options = TextOptions(label_field="tags")
     for threads in (1, 2):
         parts = xs.convert(path, tmp_path / f"{threads}.xmc", memory_limit="2GB", text=options, threads=threads)

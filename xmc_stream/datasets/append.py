@@ -15,7 +15,7 @@ import numpy as np
 
 from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
-from xmc_stream.convert.jobs import ColumnsJob
+from xmc_stream.convert.conversion import ColumnsJob
 from xmc_stream.convert.plan import plan_writing
 from xmc_stream.datasets.append_jobs import (
     BLOCK_BYTES,

@@ -250,10 +250,9 @@ def plan_conversion(
     format: str | None = None, new_labels: bool = False, **options: Any,
 ) -> Forecast:  # fmt: skip
     """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
-    from xmc_stream.convert.jobs import LoadJob  # as above
+    from xmc_stream.convert.conversion import LoadJob, threads_for  # as above
     from xmc_stream.convert.options import ConvertOptions
     from xmc_stream.convert.plan import least_of_conversion, plan_memory, refuse_unless_it_fits
-    from xmc_stream.convert.run import threads_for
 
     limit = Execution(memory_limit).limit()
     train = None if like is None else taken_over(like)
