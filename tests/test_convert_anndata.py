@@ -18,7 +18,7 @@ from scipy import sparse
 
 from xmc_stream.convert import convert
 from xmc_stream.convert.formats import anndata as format_module
-from xmc_stream.convert.matrices import elements, sides
+from xmc_stream.convert.matrices import sides
 from xmc_stream.convert.options import ConvertOptions
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import open_names
@@ -88,7 +88,7 @@ def test_names_of_obs_are_ids_of_rows(tmp_path: Path, ad: Any, suffix: str) -> N
 def test_matrices_of_every_encoding_come_back(
     tmp_path: Path, ad: Any, suffix: str, make: Any, layer: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in ((elements, "WINDOW", 7), (elements, "STRINGS", 4), (sides, "PART", 20)):
+    for module, name, value in ((format_module, "WINDOW", 7), (format_module, "STRINGS", 4), (sides, "PART", 20)):
         monkeypatch.setattr(module, name, value)
     X, Y, y = matrices()
     data = annotated(ad, X if layer else make(X), y, obsm={"tags": make(Y)}, layers={"raw": make(2 * X)})
