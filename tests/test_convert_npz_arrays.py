@@ -14,8 +14,8 @@ from helpers.conversions import dense, refused
 from scipy import sparse
 
 import xmc_stream as xs
-from xmc_stream.convert.formats import npz, string_classes
-from xmc_stream.convert.matrices import sides
+from xmc_stream.convert.formats import npz
+from xmc_stream.convert.matrices import arrays, sides
 from xmc_stream.errors import InputError
 from xmc_stream.models import Execution
 from xmc_stream.models.samples import samples
@@ -158,7 +158,7 @@ def test_arrays_that_are_no_set_end_in_one_line(
 
 
 def test_too_many_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(string_classes, "_MOST_CLASSES", 3)
+    monkeypatch.setattr(arrays, "_MOST_CLASSES", 3)
     np.savez(tmp_path / "in.npz", X=features(), y=classes())
     assert "has more than 3 different classes: save ids of them instead" in refused(
         tmp_path / "no", tmp_path / "in.npz"

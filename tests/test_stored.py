@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 import xmc_stream as xs
 from xmc_stream.convert.matrices import sides
-from xmc_stream.convert.stored import stored
+from xmc_stream.convert.matrices.memory import stored
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.encoding import folder_bytes
 

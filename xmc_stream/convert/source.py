@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from xmc_stream.convert.lines.files import file_identity, forget
-from xmc_stream.convert.pieces import Piece
-from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.pieces import Piece, Rows
 from xmc_stream.runtime.job import Phase, Receipt
 
 

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_consistent_length, validate_data
 
 from xmc_stream.arguments import native_arguments, seed_of
 from xmc_stream.convert import convert
-from xmc_stream.convert.stored import stored
+from xmc_stream.convert.matrices.memory import stored
 from xmc_stream.errors import InputError, renaming
 from xmc_stream.estimators.fitted import Fitted
 from xmc_stream.estimators.rows import check_dataset, checked, is_on_disk, of_matrix

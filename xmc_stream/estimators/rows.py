@@ -12,7 +12,7 @@ from sklearn.utils import gen_batches
 from sklearn.utils.extmath import row_norms
 from sklearn.utils.validation import validate_data
 
-from xmc_stream.convert.matrices.whole import as_csr, csr_bytes
+from xmc_stream.convert.matrices.memory import as_csr, csr_bytes
 from xmc_stream.errors import InputError
 from xmc_stream.models.samples import of_length_one
 from xmc_stream.store.dataset import Dataset

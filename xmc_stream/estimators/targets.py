@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.utils import column_or_1d
 
-from xmc_stream.convert.matrices.whole import as_csr
+from xmc_stream.convert.matrices.memory import as_csr
 from xmc_stream.errors import InputError
 
 _KINDS = {**dict.fromkeys("biuf", "numbers"), **dict.fromkeys("UO", "strings"), "M": "dates"}

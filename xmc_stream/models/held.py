@@ -119,8 +119,8 @@ def _reader(data: Any, kept: _Kept, texts: bool) -> tuple[Callable[[], Block], i
         return lambda: X.block(0, X.n_lines), X.nnz * X.entry_bytes
     if texts and (words := kept.texts) is not None:
         return lambda: Block(0, *words.rows(data)), words.bytes_of(data)
-    from xmc_stream.convert.matrices.rules import whole_bytes, whole_rows
-    from xmc_stream.convert.matrices.whole import in_memory
+    from xmc_stream.convert.matrices.memory import in_memory
+    from xmc_stream.convert.matrices.sides import whole_bytes, whole_rows
 
     refuse_other_rows(kept.model, data)
     side = in_memory(data, "X")

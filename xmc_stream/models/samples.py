@@ -48,7 +48,7 @@ def asked(data: Any, execution: Execution) -> Any:
         raise InputError(f"got an array of the shape {found.shape}: give rows (n x D), also a single one")
     from scipy.sparse import csr_matrix
 
-    from xmc_stream.convert.matrices.arrays import check_real
+    from xmc_stream.convert.matrices.sides import check_real
 
     check_real(found.dtype, "X")
     n_bytes = (_ENTRY_BYTES + found.dtype.itemsize) * int(np.count_nonzero(found))
@@ -102,8 +102,8 @@ def converted(data: Any, model: Model, folder: Path, execution: Execution) -> Da
     from scipy.sparse import csr_matrix
 
     from xmc_stream.convert import convert
+    from xmc_stream.convert.matrices.memory import stored
     from xmc_stream.convert.options import TextOptions
-    from xmc_stream.convert.stored import stored
 
     if not are_texts(data):
         none = csr_matrix(([], ([], [])), shape=(data.shape[0], model.n_labels), dtype=np.float32)
@@ -183,7 +183,7 @@ def normalised(model: StoredModel, X: Any, execution: Execution) -> Any:
         return X
     from scipy.sparse import csr_matrix
 
-    from xmc_stream.convert.matrices.whole import as_csr
+    from xmc_stream.convert.matrices.memory import as_csr
     from xmc_stream.kernels.csr import row_norms, scale_rows_l2
 
     csr = as_csr(X, "X")

@@ -20,11 +20,19 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.convert.formats.matrix_files import label_sides
-from xmc_stream.convert.formats.string_classes import NamedClasses, ids_by_name
-from xmc_stream.convert.matrices.arrays import Array, DenseSide, Take, check_real, classes, csr_side, dense
-from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side
+from xmc_stream.convert.matrices.arrays import (
+    Array,
+    DenseSide,
+    NamedClasses,
+    Take,
+    classes,
+    csr_side,
+    dense,
+    ids_by_name,
+)
+from xmc_stream.convert.matrices.memory import WholeSide, csr_bytes
+from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side, check_real
 from xmc_stream.convert.matrices.source import Matrices, write_names
-from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
 from xmc_stream.convert.messages import meant, one_line
 from xmc_stream.convert.options import ConvertOptions, Like, of_labels
 from xmc_stream.convert.source import PartRead, Settled

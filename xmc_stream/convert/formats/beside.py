@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from xmc_stream import flags
 from xmc_stream.convert.formats.matrix_files import open_matrix
 from xmc_stream.convert.lines.files import file_identity
-from xmc_stream.convert.matrices.rules import Rules
-from xmc_stream.convert.matrices.sides import BlockSize, Side, block_bytes, fitted
+from xmc_stream.convert.matrices.sides import BlockSize, Rules, Side, block_bytes, fitted
 from xmc_stream.convert.options import Like
-from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter
-from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, Rows
 from xmc_stream.convert.source import PartRead, Settled, Source, total
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt

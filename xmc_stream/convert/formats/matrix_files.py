@@ -13,12 +13,11 @@ from typing import Any
 from xmc_stream import flags
 from xmc_stream.convert.formats import npz, numpy_arrays
 from xmc_stream.convert.formats.registry import FORMATS
-from xmc_stream.convert.formats.string_classes import with_names
 from xmc_stream.convert.formats.xmlrepo import label_file
 from xmc_stream.convert.lines.compression import compression_of
 from xmc_stream.convert.lines.files import Buffers, TextRange
 from xmc_stream.convert.lines.parser import Dialect, LinesPart
-from xmc_stream.convert.matrices.arrays import DenseSide, beginning
+from xmc_stream.convert.matrices.arrays import DenseSide, beginning, with_names
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side, no_labels
 from xmc_stream.convert.matrices.source import Matrices
 from xmc_stream.convert.options import ConvertOptions, Like

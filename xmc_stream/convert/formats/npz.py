@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.formats.numpy_arrays import Head, file_array, read_head, side_of
-from xmc_stream.convert.matrices.arrays import Array, Take, check_file, check_real, csr_side
-from xmc_stream.convert.matrices.sides import Side
-from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
+from xmc_stream.convert.matrices.arrays import Array, Take, check_file, csr_side
+from xmc_stream.convert.matrices.memory import WholeSide, csr_bytes
+from xmc_stream.convert.matrices.sides import Side, check_real
 from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError
 from xmc_stream.system.files import regular

@@ -21,8 +21,16 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from xmc_stream.convert.formats.string_classes import string_classes
-from xmc_stream.convert.matrices.arrays import Array, Take, check_file, classes, csr_side, dense, reading
+from xmc_stream.convert.matrices.arrays import (
+    Array,
+    Take,
+    check_file,
+    classes,
+    csr_side,
+    dense,
+    reading,
+    string_classes,
+)
 from xmc_stream.convert.matrices.sides import Side
 from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError

@@ -18,8 +18,7 @@ from xmc_stream.convert.formats.texts import LinesSource, TextInput, looked_at, 
 from xmc_stream.convert.lines.compression import SUFFIXES
 from xmc_stream.convert.lines.files import TextRange
 from xmc_stream.convert.lines.parser import Dialect, LinesPart, attributes_of
-from xmc_stream.convert.matrices.rules import Rules
-from xmc_stream.convert.matrices.sides import BlockSize, NoLabels
+from xmc_stream.convert.matrices.sides import BlockSize, NoLabels, Rules
 from xmc_stream.convert.matrices.source import SidePart
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, of_labels

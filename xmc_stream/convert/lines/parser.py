@@ -15,7 +15,7 @@ from xmc_stream.convert.kernels import parse, tokens
 from xmc_stream.convert.lines.files import Buffers, TextRange
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import Like
-from xmc_stream.convert.rows import Rows, positives, row_with_minus_one
+from xmc_stream.convert.pieces import Rows, positives, row_with_minus_one
 from xmc_stream.errors import InputError
 from xmc_stream.store.encoding import index_dtype
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from xmc_stream import flags
 from xmc_stream.convert.lines.files import file_identity
-from xmc_stream.convert.matrices.rules import Rules
-from xmc_stream.convert.matrices.sides import BlockSize, Side, block_bytes, fitted
+from xmc_stream.convert.matrices.sides import BlockSize, Rules, Side, block_bytes, fitted
 from xmc_stream.convert.options import ConvertOptions, Like, of_labels
-from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.pieces import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled, Source, names_of, total
 from xmc_stream.errors import InputError
 from xmc_stream.flags import Wording

@@ -17,7 +17,7 @@ from xmc_stream import flags
 from xmc_stream.convert.kernels.places import KIND, LIST
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
-from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.pieces import Rows
 from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.table import NO_COUNTS, Counts, Terms, WordTable, joined, terms_of, texts_of
 from xmc_stream.convert.tfidf.vectorizer import analyser_of, rule_of

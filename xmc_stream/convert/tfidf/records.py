@@ -23,8 +23,7 @@ from xmc_stream.convert.lines.files import forget, name_of
 from xmc_stream.convert.lines.parser import LISTED
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
-from xmc_stream.convert.pieces import Piece, work_folder
-from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.pieces import Piece, Rows, work_folder
 from xmc_stream.convert.source import Part, PartRead, Settled, Source
 from xmc_stream.convert.tfidf.block import IDS, STRINGS, Block, Record, load_kernels
 from xmc_stream.convert.tfidf.counting import (

@@ -30,7 +30,7 @@ from xmc_stream.convert.kernels.words import (
     gather_words,
     sort_equals,
 )
-from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.pieces import Rows
 
 _ENTRY = 4 * 8 + 8 + 32 + 8  # bytes of a word beside its text: four slots, its end, counts
 _PAGE = 2**10  # characters looked at together

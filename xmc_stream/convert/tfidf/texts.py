@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from xmc_stream.convert.options import Like
-from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.pieces import Rows
 from xmc_stream.convert.tfidf.counting import Hasher
 from xmc_stream.convert.tfidf.vectorizer import (
     analyser_of,
