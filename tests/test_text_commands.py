@@ -14,7 +14,7 @@ import pytest
 from helpers import text_files
 
 import xmc_stream as xs
-from xmc_stream.convert.formats.names import store_names
+from xmc_stream.convert.formats.beside import store_names
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import Names

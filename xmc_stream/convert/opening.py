@@ -81,7 +81,7 @@ def open_source(source: Any, options: ConvertOptions, like: Like | None) -> Sour
     names = {"features": options.feature_names, "labels": options.label_names}
     files = {what: Path(path) for what, path in names.items() if path is not None}
     if files:
-        from xmc_stream.convert.formats.names import NamedSource
+        from xmc_stream.convert.formats.beside import NamedSource
 
         own = open_source(source, replace(options, feature_names=None, label_names=None), like)
         return cast("Source", NamedSource(own, files))

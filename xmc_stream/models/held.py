@@ -24,7 +24,7 @@ from xmc_stream.store.matrix import Block
 from xmc_stream.system.memory import FEW_BYTES, MemoryLimit, available_threads, return_freed_memory, when_room_is_needed
 
 if TYPE_CHECKING:
-    from xmc_stream.convert.tfidf.texts import TextRows
+    from xmc_stream.convert.tfidf.vectorizer import TextRows
     from xmc_stream.models.kind import Held
     from xmc_stream.models.model import Model
 
@@ -167,7 +167,7 @@ def _has_vocabulary(kept: _Kept, execution: Execution) -> bool:
         return True
     from xmc_stream.convert.formats.beside import words_of
     from xmc_stream.convert.opening import taken_over
-    from xmc_stream.convert.tfidf.texts import TextRows
+    from xmc_stream.convert.tfidf.vectorizer import TextRows
 
     with _lock:
         if kept.texts is None:

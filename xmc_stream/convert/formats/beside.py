@@ -1,11 +1,13 @@
-"""Features of two inputs side by side, as text and embeddings: the columns of a matrix are appended to those of a source.
+"""What stands beside an input: the columns of matrices, as embeddings beside a text, and names of features or labels.
 
-Where rows are scaled to length one, those of the source and of the matrix are so first, each by itself, and then the
-whole: text and vector weigh the same. The matrix is read when the source has settled, by the rows of its pieces.
+The columns of a matrix are appended to those of a source. Where rows are scaled to length one, those of the source and of the
+matrix are so first, each by itself, and then the whole: text and vector weigh the same. The matrix is read when the source
+has settled, by the rows of its pieces. Names stand one a line, or as JSON objects with a title.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +18,9 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.convert.formats.matrix_files import open_matrix
-from xmc_stream.convert.lines.files import file_identity
+from xmc_stream.convert.lines.files import file_identity, numbered_lines
 from xmc_stream.convert.matrices.sides import BlockSize, Rules, Side, block_bytes, fitted
+from xmc_stream.convert.matrices.source import write_names
 from xmc_stream.convert.options import Like
 from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, Rows
 from xmc_stream.convert.source import PartRead, Settled, Source, total
@@ -27,6 +30,8 @@ from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import WRITER_BYTES, Names, new_names, new_vectorizer, open_names, open_vectorizer
 
 _NAMES = 2**13  # names and weights written at a time
+_FIELDS = ("title", "name", "label", "text")  # of an object, as in lbl.json of the Extreme Classification Repository
+_LONGEST = 2**23  # bytes of a line
 _JOIN_BYTES = 64 * PieceRows.ENTRIES + 16 * PieceRows.ROWS + 24 * WINDOW  # of the source's rows, and of those together
 
 
@@ -41,8 +46,22 @@ def words_of(like: Like, given: Sequence[Path]) -> Like:
     return replace(like, n_features=like.n_features - sum(like.beside), beside=())
 
 
-class BesideSource:
-    """A source whose X has the columns of matrices behind its own: all else is that source's.
+class _Extended:
+    """A source to which something is added: all else is that source's. files: of that; more: what tells them from others."""
+
+    def __init__(self, source: Source, files: Sequence[Path], **more: Any) -> None:
+        self._source = source
+        self.files = [*source.files, *files]
+        self.identity = {**source.identity, **more}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+
+class BesideSource(_Extended):
+    """A source whose X has the columns of matrices behind its own.
 
     like: whose matrices had as many columns; normalize: as asked for, None for what the source does. Raises InputError
     for files that are no matrices, of other sizes, or an option that would leave out rows.
@@ -51,9 +70,6 @@ class BesideSource:
     def __init__(
         self, source: Source, files: Sequence[Path], like: Like | None, normalize: str | None, skip: bool
     ) -> None:
-        self._source = source
-        self._like = like
-        self._normalize = normalize
         if skip:
             raise InputError(
                 f"{files[0]}: bad rows cannot be left out (" + flags.ON_ERROR_SKIP + "): they have features here too"
@@ -69,19 +85,15 @@ class BesideSource:
                 )
         files = [file for side in self._sides for file in side.files]
         stamps = [file_identity(file) for file in files]
-        self.files = [*source.files, *files]
+        super().__init__(source, files, beside=[str(normalize), *stamps])
+        self._like = like
+        self._normalize = normalize
         self.bytes_beside = sum(int(size) for _, size, _ in stamps)
         self.bytes_in = source.bytes_in + self.bytes_beside
-        self.identity = {**source.identity, "beside": [str(normalize), *stamps]}
         self.n_features = total([source.n_features, *(side.n_columns for side in self._sides)])
         self.entries_beside = sum(side.entries or 0 for side in self._sides)
         self.x_entries = total([source.x_entries, self.entries_beside])
         self._sizes = [BlockSize() for _ in self._sides]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # asked for while it is unpickled
-            raise AttributeError(name)
-        return getattr(self._source, name)
 
     def load_kernels(self) -> None:
         """Those of the source, and what checks the matrices."""
@@ -257,3 +269,57 @@ def _other_rows(side: Side, n_rows: int) -> InputError:
     return InputError(
         f"{side.name} has {side.n_rows} rows and the input {n_rows}: a row stands beside each of it, in order"
     )
+
+
+def store_names(path: Path, target: Path, n_names: int | None, what: str) -> int:
+    """Write the names in a text as a group at `target`; returns how many.
+
+    what: "labels" or "features"; n_names: how many there must be, None for any number. Raises InputError naming file and
+    line.
+    """
+    n = write_names(target, (_name(line, f"{path}:{i}") for i, line in numbered_lines(path, _LONGEST)))
+    if n_names is not None and n != n_names:
+        raise InputError(f"{path}:{n}: there are {n:,} names for {n_names:,} {what}: one a line")
+    return n
+
+
+def _name(line: bytes, where: str) -> str:
+    try:
+        text = line.decode().rstrip("\r")
+        record = json.loads(text) if text.startswith('{"') else None
+        if isinstance(record, dict):
+            text = next(record[field] for field in _FIELDS if isinstance(record.get(field), str))
+        text.encode()
+    except StopIteration:
+        raise InputError(f"{where}: there is no name in the object: give one of {', '.join(_FIELDS)}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: the name is not readable ({error}): write it in UTF-8, one a line") from None
+    return text
+
+
+class NamedSource(_Extended):
+    """A source whose features or labels have names in files of their own.
+
+    files: by "features" and "labels". Where the source does not say how many there are, the names do.
+    """
+
+    def __init__(self, source: Source, files: Mapping[str, Path]) -> None:
+        named = [[what, *file_identity(path)] for what, path in files.items()]
+        super().__init__(source, list(files.values()), names=named)
+        self._files = files
+
+    def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
+        """What the source settles, and the names."""
+        settled = yield from self._source.settle(work, parts)
+        for what, path in self._files.items():
+            if f"names/{what}" in settled.folders:
+                raise InputError(f"{path}: the {what} have names in the input itself: leave this file out")
+            size = f"n_{what}"
+            target = work / "names" / what
+            said = getattr(self._source, size)
+            n, least = store_names(path, target, said, what), getattr(settled, size)
+            if n < least:
+                raise InputError(f"{path}:{n}: there are {n:,} names for {least:,} {what}: one a line")
+            folders = {**settled.folders, f"names/{what}": target}
+            settled = replace(settled, folders=folders, **{size: n})  # type: ignore[arg-type]
+        return settled

@@ -6,7 +6,7 @@ import ast
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_lab
 from xmc_stream.convert.pieces import Rows
 from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.table import NO_COUNTS, Counts, Terms, WordTable, joined, terms_of, texts_of
-from xmc_stream.convert.tfidf.vectorizer import analyser_of, rule_of
+from xmc_stream.convert.tfidf.vectorizer import analyser_of, hashed, rule_of
 from xmc_stream.convert.tfidf.vocabulary import write_sorted_run
 from xmc_stream.store.names import new_names
 
@@ -132,23 +132,6 @@ class WordRows:
         return run.n
 
 
-class Hasher:
-    """Counts hashed words, through scikit-learn's FeatureHasher (without signs: tf-idf needs counts)."""
-
-    def __init__(self, text: TextOptions) -> None:
-        from sklearn.feature_extraction import FeatureHasher
-
-        self._hasher = FeatureHasher(text.hash_features, input_type="string", dtype=np.float32, alternate_sign=False)
-
-    def rows(self, tokens: Sequence[Sequence[str]]) -> Counts:
-        """indptr, sorted ids without repetition, and how often each."""
-        if not tokens:
-            return NO_COUNTS
-        X = self._hasher.transform(tokens)
-        X.sort_indices()
-        return X.indptr.astype(np.int64), X.indices.astype(np.int32), X.data
-
-
 class HashedRows:
     """Rows of hashed words."""
 
@@ -156,7 +139,7 @@ class HashedRows:
 
     def __init__(self, text: TextOptions) -> None:
         self._analyse = analyser_of(text)
-        self._hasher = Hasher(text)
+        self._text = text
         self._rows = np.zeros(text.hash_features or 0, np.int64)
         self._tokens: list[list[str]] = []
         self.n_tokens = 0
@@ -173,7 +156,7 @@ class HashedRows:
 
     def take(self) -> Rows:
         """The rows since the last call."""
-        rows = self._hasher.rows(self._tokens)
+        rows = hashed(self._text, self._tokens)
         self._tokens, self.n_tokens = [], 0
         np.add.at(self._rows, rows[1], 1)
         return rows
