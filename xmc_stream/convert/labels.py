@@ -26,28 +26,19 @@ _EXAMPLES = 3
 _LONGEST = 200  # characters of an example
 
 
-class Held:
-    """How many names of labels hold each separator or look like a list, and how many labels of rows these are.
+def held_by(names: Sequence[bytes], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many of some names of labels hold each separator or look like a list, and how many labels of rows these are.
 
-    counts: pairs (names, labels), of all and then of LIST and each separator.
+    rows: that each name is a label of. Returns pairs (names, labels), of all and then of LIST and each separator.
     """
-
-    def __init__(self) -> None:
-        self.counts = [[0, 0] for _ in range(2 + len(_SEPARATORS))]
-
-    def add(self, names: Sequence[bytes], rows: NDArray[np.int64]) -> None:
-        """Count some names, of which each is a label of so many rows."""
-        separators = [separator.encode() for separator in _SEPARATORS]
-        listed = [name[:1] + name[-1:] in (b"[]", b"()", b"{}") for name in map(bytes.strip, names)]
-        held = [[separator in name for name in names] for separator in separators]
-        for count, which in zip(self.counts, [[True] * len(names), listed, *held], strict=True):
-            chosen = np.array(which, np.bool_)
-            count[0] += int(chosen.sum())
-            count[1] += int(rows[chosen].sum())
+    listed = [name[:1] + name[-1:] in (b"[]", b"()", b"{}") for name in map(bytes.strip, names)]
+    held = [[separator.encode() in name for name in names] for separator in _SEPARATORS]
+    which = np.array([[True] * len(names), listed, *held], np.bool_)
+    return np.stack([which.sum(axis=1), which @ rows], axis=1)
 
 
 def separator_of(counts: Sequence[Sequence[int]]) -> str:
-    """What most of the names, or of the labels of rows, hold, by the counts of `Held`; "" where it is nothing."""
+    """What most of the names, or of the labels of rows, hold, by the counts of `held_by`; "" where it is nothing."""
     (names, labels), *others = counts
     most, found = 0, ""
     for kind, (of_names, of_labels) in zip((LIST, *_SEPARATORS), others, strict=True):

@@ -27,7 +27,7 @@ from xmc_stream.convert.messages import one_line, shown
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.tfidf.block import LINES, Block, Record
 from xmc_stream.convert.tfidf.fields import LABEL_FIELDS, TEXT_FIELDS
-from xmc_stream.convert.tfidf.records import RecordsSource
+from xmc_stream.convert.tfidf.records import Records, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.memory import format_size
 
@@ -64,7 +64,7 @@ class Dialect:
 
 
 @dataclass(frozen=True)
-class CsvRows:
+class CsvRows(Records):
     """The rows of a range of a file. names: of its columns; header: whether the range begins with the names."""
 
     text: TextRange

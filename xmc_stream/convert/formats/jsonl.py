@@ -19,7 +19,7 @@ from xmc_stream.convert.kernels.jsonlines import read_objects
 from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, place_of
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.tfidf.block import LINES, Block, Record
-from xmc_stream.convert.tfidf.records import RecordsSource
+from xmc_stream.convert.tfidf.records import Records, RecordsSource
 from xmc_stream.errors import InputError
 
 _WINDOW = 2**20  # bytes of lines at hand
@@ -35,7 +35,7 @@ def recognises(head: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class JsonLines:
+class JsonLines(Records):
     """The objects of some lines."""
 
     text: TextRange

@@ -25,7 +25,7 @@ from xmc_stream.convert.source import Source
 from xmc_stream.convert.tfidf.block import Record
 from xmc_stream.convert.tfidf.counting import BadRowError, label_base, labels_in
 from xmc_stream.convert.tfidf.fields import LABEL_FIELDS
-from xmc_stream.convert.tfidf.records import Input, RecordsSource
+from xmc_stream.convert.tfidf.records import Input, Records, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.memory import format_size
 
@@ -167,8 +167,9 @@ def _of_records(frame: Frame, name: str, options: ConvertOptions, like: Like | N
         options = replace(options, text=text, label=None, labels=None, n_labels=options.n_labels or n_labels)
     starts = range(0, frame.n_rows, _PART)
     records = [MemoryRecords(frame, name, start, min(start + _PART, frame.n_rows)) for start in starts]
-    identity = [uuid.uuid4().hex]  # as of matrices
-    found = Input(name, [Path(name)], records, frame.first(), identity, None, alone=True, in_memory=True)
+    # nothing tells others like them from these, as of matrices
+    more = [uuid.uuid4().hex]
+    found = Input(name, [Path(name)], records, frame.first(), None, more, alone=True, in_memory=True)
     return RecordsSource(found, options, like)
 
 
@@ -188,7 +189,7 @@ def _label_column(labels: Any) -> tuple[Column, int | None]:
 
 
 @dataclass(frozen=True)
-class MemoryRecords:
+class MemoryRecords(Records):
     """Rows [start, stop) of columns in memory, numbered from 0."""
 
     frame: Frame
@@ -211,9 +212,6 @@ class MemoryRecords:
                 )
             for number, values in enumerate(zip(*found, strict=True), start):
                 yield number, dict(zip(text.columns, values, strict=True))
-
-    def load_kernels(self) -> None:
-        """There are none."""
 
     def where(self, number: int) -> str:
         """The row."""

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream import flags
-from xmc_stream.convert.lines.files import file_identity
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.tfidf.block import Record
-from xmc_stream.convert.tfidf.records import Input, RecordsSource
+from xmc_stream.convert.tfidf.records import Input, Records, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.memory import format_size
 
@@ -20,7 +19,7 @@ _PAGES = 2**21  # bytes that a column's reader keeps, and more
 
 
 @dataclass(frozen=True)
-class RowGroup:
+class RowGroup(Records):
     """The rows of a group of a file, of which `first` is the number of its first one, from 1.
 
     path: absolute; name: what messages call the file, the path as it was given.
@@ -47,9 +46,6 @@ class RowGroup:
                     number += 1
                     yield number, _row(batch, i)
                 notes["bytes_read"] = size * number // n_rows
-
-    def load_kernels(self) -> None:
-        """There are none."""
 
     def where(self, number: int) -> str:
         """File and row."""
@@ -126,5 +122,4 @@ def open_source(paths: Sequence[Path], options: ConvertOptions, like: Like | Non
     if not first:
         raise InputError(f"{paths[0]} has no rows: give a file with columns of text and labels")
     records = [RowGroup(str(path.absolute()), str(path), group, number) for path, group, number in groups]
-    identity = [file_identity(path) for path in paths]
-    return RecordsSource(Input("Parquet", paths, records, first, identity, None, overhead=2 * overhead), options, like)
+    return RecordsSource(Input("Parquet", paths, records, first, None, overhead=2 * overhead), options, like)

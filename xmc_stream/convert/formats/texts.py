@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmc_stream.convert.lines.files import NO_TEXT, Buffers, TextFile, TextRange, file_identity, ranges
+from xmc_stream.convert.lines.files import NO_TEXT, Buffers, TextFile, TextRange, ranges
 from xmc_stream.convert.lines.parser import LinesPart, bom_length
 from xmc_stream.convert.source import Source, names_of
 
@@ -62,14 +62,13 @@ def text_records(
     first: Mapping[str, Any],
     more: Sequence[Any] = (),
 ) -> Input:
-    """Records in files of text. more: what tells these files from others, besides what they are."""
+    """Records in files of text. more: see `Input`."""
     from xmc_stream.convert.tfidf.records import Input
 
     paths = [file.path for file in files]
-    identity = [*map(file_identity, paths), *more]
     alone = not all(path.is_file() for path in paths)
     overhead = max(file.decompressor_bytes for file in files)
-    return Input(name, paths, records, first, identity, largest(files), alone, overhead)
+    return Input(name, paths, records, first, largest(files), more, alone, overhead)
 
 
 def largest(files: Sequence[TextInput]) -> int | None:

@@ -18,11 +18,9 @@ from xmc_stream.convert.formats.texts import LinesSource, TextInput, looked_at, 
 from xmc_stream.convert.lines.compression import SUFFIXES
 from xmc_stream.convert.lines.files import TextRange
 from xmc_stream.convert.lines.parser import Dialect, LinesPart, attributes_of
-from xmc_stream.convert.matrices.sides import BlockSize, NoLabels, Rules
-from xmc_stream.convert.matrices.source import SidePart
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, of_labels
-from xmc_stream.convert.source import Part, PartRead, Settled
+from xmc_stream.convert.source import NoLabelsPart, Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt
 
@@ -97,9 +95,7 @@ class XMLRepoText(LinesSource):
             self._part(side, text) for side, files in self._files.items() for file in files for text in file.ranges()
         ]
         if not self._files.get("Y", True):
-            name, n_rows = self._files["X"][0].name, self.n_samples or 0
-            nothing = NoLabels(name, "xmlrepo", (), n_rows, 0, 0)
-            parts.append(SidePart(nothing, Rules("Y", name, 0, self.n_labels), 0, n_rows, BlockSize(), 0))
+            parts.append(NoLabelsPart(self.n_samples or 0))
         return parts
 
     def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:

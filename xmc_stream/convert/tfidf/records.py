@@ -8,23 +8,24 @@ weights. Nothing in memory grows with the vocabulary. Reading files is in `jsonl
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from xmc_stream import flags
 from xmc_stream.convert.kernels.places import BLANK, HARD, SOUND
-from xmc_stream.convert.labels import SEPARATOR, Held, separator_of
-from xmc_stream.convert.lines.files import forget, name_of
+from xmc_stream.convert.labels import SEPARATOR, separator_of
+from xmc_stream.convert.lines.files import name_of
 from xmc_stream.convert.lines.parser import LISTED
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
 from xmc_stream.convert.pieces import Piece, Rows, work_folder
-from xmc_stream.convert.source import Part, PartRead, Settled, Source
+from xmc_stream.convert.source import Part, PartRead, Settled, Source, names_of
 from xmc_stream.convert.tfidf.block import IDS, STRINGS, Block, Record, load_kernels
 from xmc_stream.convert.tfidf.counting import (
     BadRowError,
@@ -63,18 +64,20 @@ _LEAST_DICTIONARY, _MOST_DICTIONARY = 2**22, 2**28
 _PLACE = re.compile(r"(.*)[:\[]([0-9]+)\]?", re.DOTALL)  # FILE:LINE, or frame[ROW]
 
 
-class Records(Protocol):
+class Records(ABC):
     """Records of a part of a file: picklable, small."""
 
+    @abstractmethod
     def read(self, longest: int, notes: dict[str, Any], text: TextOptions) -> Iterator[tuple[int, Record] | Block]:
         """Number in the part, and record; or many of them, with the places of the fields.
 
         text: the columns of which are read; longest: bytes of a line that there is room for; notes: gets bytes_read.
         """
 
-    def load_kernels(self) -> None:
+    def load_kernels(self) -> None:  # noqa: B027 (some call none)
         """Compile or load what `read` calls."""
 
+    @abstractmethod
     def where(self, number: int) -> str:
         """File and line (or row) of a record, for messages."""
 
@@ -203,7 +206,7 @@ class RecordsPart:
 @dataclass(frozen=True)
 class Input:
     """Records that a format has found. name: of the format, in words; paths: of files; records: of each part, in order;
-    first: a record, which shows the fields; identity: what tells these files from others.
+    first: a record, which shows the fields; more: what tells these files from others, besides what they are.
 
     largest: bytes of text of one of them at most, None if unknown; alone: they can be read once; overhead: bytes that
     reading them takes beside the parts' own; in_memory: the only path is no file, but what messages call the records.
@@ -213,8 +216,8 @@ class Input:
     paths: Sequence[Path]
     records: Sequence[Records]
     first: Mapping[str, Any]
-    identity: list[Any]
     largest: int | None
+    more: Sequence[Any] = ()
     alone: bool = False
     overhead: int = 0
     in_memory: bool = False
@@ -225,6 +228,7 @@ class RecordsSource(Source):
 
     def __init__(self, found: Input, options: ConvertOptions, like: Like | None) -> None:
         name, paths, first = found.name, found.paths, found.first
+        super().__init__([] if found.in_memory else paths, found.alone)
         if options.label_files:
             raise InputError(f"{paths[0]} is {name}: its labels stand in a field of it, not in a file of their own")
         if options.n_features is not None:
@@ -238,15 +242,9 @@ class RecordsSource(Source):
         self.text, self._chosen = resolved(text, given, first, name_of(paths[0]), like is not None)
         self._name, self._paths, self._records, self._largest = name, paths, found.records, found.largest
         self._options, self._like, self._base = options, like, label_base(options, like)
-        names = [path.name for path in paths]
-        self.attributes: dict[str, Any] = {"source": names if len(names) > 1 else names[0], "source_format": name}
-        self.files = [] if found.in_memory else list(paths)
-        self.identity: dict[str, Any] = {"files": found.identity, "text": self.text.attributes(), "runs": 2}
-        self.bytes_in = sum(path.stat().st_size for path in paths if not found.alone)
-        self.alone = found.alone
-        self.n_samples: int | None = None
-        self.x_entries: int | None = None
-        self.y_entries: int | None = None
+        self.attributes = {"source": names_of(paths), "source_format": name}
+        stamps = [*self.identity["files"], *found.more]
+        self.identity = {"files": stamps, "text": self.text.attributes(), "runs": 2}
         self.n_features = like.n_features if like else self.text.hash_features
         kept = of_labels(like)
         self.n_labels = kept.n_labels if kept else None
@@ -315,7 +313,8 @@ class RecordsSource(Source):
             join = JoinIds(tuple(note["folder"] for note in notes), str(folders[ROW_IDS]))
             yield Phase("join ids", [join], twice=True)
         attributes.update(words.attributes)
-        if 2 * sum(note["label_texts"] for note in notes) > n_rows and (separator := separator_of(labels.held)):
+        in_texts = 2 * sum(note["label_texts"] for note in notes) > n_rows
+        if in_texts and labels.held and (separator := separator_of(labels.held)):
             attributes[SEPARATOR] = separator
         if kinds == {"ids"}:
             attributes["label_base"] = self._base
@@ -394,7 +393,7 @@ class RecordsSource(Source):
                 )
                 yield Phase("copy names", [copied], twice=True)
                 folders["names/labels"] = work / "labels" / "names"
-            return _Numbered(n_labels, f" (ids from {self._base})" if kinds else "", held=Held().counts)
+            return _Numbered(n_labels, f" (ids from {self._base})" if kinds else "")
         if like and open_names(like.path, "labels") is None:
             raise InputError(
                 f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too ("
@@ -417,16 +416,12 @@ class RecordsSource(Source):
         folders["names/labels"] = work / "labels" / "names"
         return _Numbered(receipt["n"], " (names)", runs, maps, dropped=receipt["unknown"], held=receipt["held"])
 
-    def close(self) -> None:
-        """Close pipes that were not read."""
-        forget(self._paths)
-
 
 @dataclass(frozen=True)
 class _Numbered:
     """Words, or labels, of all parts. n: of those that are kept; said: in words; runs, maps: of each part, to their numbers.
 
-    held: what names of labels hold, see `Held`.
+    held: what names of labels hold, see `held_by`; [] where they are ids.
     """
 
     n: int

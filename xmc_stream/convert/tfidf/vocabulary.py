@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.convert.kernels.words import FIRST, PADDING, ROWS, TIMES
-from xmc_stream.convert.labels import Held
+from xmc_stream.convert.labels import held_by
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import work_folder
 from xmc_stream.convert.tfidf.table import Terms, WordTable
@@ -282,9 +282,9 @@ class ChooseLabels:
 
     def run(self) -> Receipt:
         """Choose; the receipt has n, of unknown labels how many times, the first (part and line) and its name; and what
-        the names hold: the counts of `Held`."""
+        the names hold: the counts of `held_by`."""
         folder = Path(self.folder)
-        unknown, first, name, held = 0, np.iinfo(np.int64).max, "", Held()
+        unknown, first, name, held = 0, np.iinfo(np.int64).max, "", held_by([], np.zeros(0, np.int64))
         with (
             work_folder(folder) as work,
             open(work / "ids", "wb") as ids_file,
@@ -298,7 +298,7 @@ class ChooseLabels:
                 for window in known.windows():
                     names.append(window)
             for terms, counts in self.words.windows():
-                held.add(terms, counts[:, ROWS])
+                held += held_by(terms, counts[:, ROWS])
                 if joined:
                     ids = joined.ids(terms, counts)
                 else:
@@ -311,7 +311,7 @@ class ChooseLabels:
                     at = int(lost[np.argmin(counts[lost, FIRST])])
                     if counts[at, FIRST] < first:
                         first, name = int(counts[at, FIRST]), terms[at].decode()
-        return {"n": names.n, "unknown": unknown, "first": int(first), "name": name, "held": held.counts}
+        return {"n": names.n, "unknown": unknown, "first": int(first), "name": name, "held": held.tolist()}
 
 
 class _Filtered:
