@@ -18,8 +18,8 @@ from reference import words as reference
 from xmc_stream.convert.formats.delimited import CsvRows, Dialect
 from xmc_stream.convert.formats.jsonl import JsonLines
 from xmc_stream.convert.kernels.jsonlines import read_objects
-from xmc_stream.convert.kernels.places import BLANK, HARD, KIND, LIST, SOUND, WHOLE
 from xmc_stream.convert.kernels.records import read_records
+from xmc_stream.convert.kernels.tokens import BLANK, HARD, KIND, LIST, SOUND, WHOLE
 from xmc_stream.convert.kernels.words import FIRST, ROWS, TIMES
 from xmc_stream.convert.lines.files import TextRange
 from xmc_stream.convert.options import TextOptions

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.convert.formats.texts import TextInput, looked_at, text_records
-from xmc_stream.convert.kernels.places import BLANK, HEADER
+from xmc_stream.convert.kernels.tokens import BLANK, HEADER
 from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, cuts, name_of, place_of, ranges
 from xmc_stream.convert.lines.parser import bom_length
 from xmc_stream.convert.messages import one_line, shown

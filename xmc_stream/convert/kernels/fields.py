@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.kernels.jsonlines import end_of_string, read_hex, skip_digits, skip_space
-from xmc_stream.convert.kernels.places import (
+from xmc_stream.convert.kernels.tokens import (
     DOUBLED,
     ESCAPED,
     HARD,

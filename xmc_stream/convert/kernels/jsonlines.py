@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.kernels.places import (
+from xmc_stream.convert.kernels.tokens import (
     BLANK,
     ESCAPED,
     HARD,

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.kernels.places import byte_at
 from xmc_stream.convert.kernels.tokens import (
     BAD_FEATURE,
     BAD_LABEL,
@@ -32,6 +31,7 @@ from xmc_stream.convert.kernels.tokens import (
     NO_COMMENT,
     SLOW,
     SUM_RANGE,
+    byte_at,
     ends_line,
     ends_token,
     next_line,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.kernels.places import (
+from xmc_stream.convert.kernels.tokens import (
     BLANK,
     DOUBLED,
     HARD,
@@ -123,7 +123,7 @@ def read_records(
 
     text: ends in a newline; columns (n,): which of the places each column has, -1 for none; begins (room + 1,): where each
     record begins and the last ends; lines (room + 1,): the line that it begins in, of which the first is given; status
-    (room,): SOUND, BLANK or HARD, that is bad, of other columns or no UTF-8; places (room, fields, 3): see `places`.
+    (room,): SOUND, BLANK or HARD, that is bad, of other columns or no UTF-8; places (room, fields, 3): see `tokens`.
     """
     n = 0
     begins[0] = p

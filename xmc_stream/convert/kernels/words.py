@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.kernels.places import same
+from xmc_stream.convert.kernels.tokens import same
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
 PADDING = 8

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.kernels.fields import join_texts, read_label_ids, read_label_names
-from xmc_stream.convert.kernels.places import DOUBLED, ESCAPED, HARD, KIND, OTHER, PLAIN, SOUND, START, STOP, WHOLE
+from xmc_stream.convert.kernels.tokens import DOUBLED, ESCAPED, HARD, KIND, OTHER, PLAIN, SOUND, START, STOP, WHOLE
 from xmc_stream.convert.kernels.words import PADDING
 from xmc_stream.convert.tfidf.table import Terms, WordTable
 
@@ -25,7 +25,7 @@ class Block:
     """Lines one after another; gone when the next block comes.
 
     numbers (n,): of the lines in their part; text: with a newline behind each line; status (n,), places (n, fields, 3): as in
-    `convert.kernels.places`; blank: whether a blank text of labels is none; record: a line as Python reads it, by its place.
+    `convert.kernels.tokens`; blank: whether a blank text of labels is none; record: a line as Python reads it, by its place.
     """
 
     numbers: NDArray[np.int64]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream import flags
-from xmc_stream.convert.kernels.places import KIND, LIST
+from xmc_stream.convert.kernels.tokens import KIND, LIST
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
 from xmc_stream.convert.pieces import Rows

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream import flags
-from xmc_stream.convert.kernels.places import BLANK, HARD, SOUND
+from xmc_stream.convert.kernels.tokens import BLANK, HARD, SOUND
 from xmc_stream.convert.labels import SEPARATOR, separator_of
 from xmc_stream.convert.lines.files import name_of
 from xmc_stream.convert.lines.parser import LISTED
