@@ -16,8 +16,7 @@ from helpers.problems import LIMIT
 from helpers.row_sparse import weights, written
 
 import xmc_stream as xs
-from xmc_stream.convert.opening import taken_over
-from xmc_stream.convert.options import Like, TextOptions
+from xmc_stream.convert.options import Like, TextOptions, taken_over
 from xmc_stream.convert.tfidf.vectorizer import TextRows
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models import Execution, held

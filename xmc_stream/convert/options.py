@@ -50,6 +50,60 @@ def of_labels(like: Like | None) -> Like | None:
     return like if like and like.labels else None
 
 
+def taken_over(like: str | Path | Dataset | StoredModel) -> Like:
+    """What a test set takes over from a training set, given by path or opened, or from a model.
+
+    Raises StoreError where a file of that is damaged.
+    """
+    from xmc_stream.store.chunks import compare_arrays
+    from xmc_stream.store.dataset import Dataset, open_dataset
+    from xmc_stream.store.inventory import refuse_broken_seal
+    from xmc_stream.store.model import StoredModel, is_model
+    from xmc_stream.store.names import selected_of
+    from xmc_stream.store.nodes import understood
+    from xmc_stream.store.remote import as_path
+
+    train: Dataset | StoredModel
+    if isinstance(like, Dataset | StoredModel):
+        train = like
+    else:
+        like = as_path(like)
+        train = StoredModel(like) if is_model(like) else open_dataset(like)
+    refuse_broken_seal(train.path)
+    for words in ("names", "vectorizer"):
+        compare_arrays(train.path / words)
+    of = selected_of(train.attributes)
+    if of is not None:
+        raise InputError(
+            f"{train.path} has {train.n_features} selected features of {of}: convert "
+            + flags.LIKE
+            + " the data that they were selected from, then select them by `xmc-stream select-features`"
+        )
+    normalize = train.attributes.get("normalize", "none")
+    if normalize not in NORMALIZE:
+        raise InputError(f"{train.path} is normalised by {normalize!r}, unknown here: set normalize yourself")
+    with understood(train.path):
+        beside = tuple(int(one["n_features"]) for one in train.attributes.get("beside", ()))
+    base, label_base = (int(train.attributes.get(name, 0)) for name in ("base", "label_base"))
+    return Like(
+        str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, base, label_base,
+        beside=beside,
+    )  # fmt: skip
+
+
+def without_labels(like: Like | None, options: Mapping[str, Any]) -> Like:
+    """What is taken over of the features alone. Raises InputError where that makes no sense."""
+    if like is None or options.get("unlabelled"):
+        raise InputError(
+            flags.NEW_LABELS
+            + " says that labels are not those of "
+            + flags.LIKE
+            + ": "
+            + ("name it" if like is None else "rows without labels have none")
+        )
+    return replace(like, labels=False)
+
+
 @dataclass(frozen=True)
 class TextOptions:
     """How text becomes features, tf-idf of words or characters, and where it stands in a record.

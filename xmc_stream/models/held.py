@@ -166,7 +166,7 @@ def _has_vocabulary(kept: _Kept, execution: Execution) -> bool:
     if kept.texts is not None:
         return True
     from xmc_stream.convert.formats.beside import words_of
-    from xmc_stream.convert.opening import taken_over
+    from xmc_stream.convert.options import taken_over
     from xmc_stream.convert.tfidf.vectorizer import TextRows
 
     with _lock:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream import flags
-from xmc_stream.convert.opening import open_source, taken_over, without_labels
 from xmc_stream.datasets.split import split_needs
 from xmc_stream.errors import InputError, MemoryLimitError, in_megabytes
 from xmc_stream.methods.contract import Method, Task
@@ -250,8 +249,8 @@ def plan_conversion(
     format: str | None = None, new_labels: bool = False, **options: Any,
 ) -> Forecast:  # fmt: skip
     """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
-    from xmc_stream.convert.conversion import LoadJob, threads_for  # as above
-    from xmc_stream.convert.options import ConvertOptions
+    from xmc_stream.convert.conversion import LoadJob, open_source, threads_for
+    from xmc_stream.convert.options import ConvertOptions, taken_over, without_labels
     from xmc_stream.convert.plan import least_of_conversion, plan_memory, refuse_unless_it_fits
 
     limit = Execution(memory_limit).limit()

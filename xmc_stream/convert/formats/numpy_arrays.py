@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from xmc_stream.convert.lines.files import reading
 from xmc_stream.convert.matrices.arrays import (
     Array,
     Take,
@@ -28,7 +29,6 @@ from xmc_stream.convert.matrices.arrays import (
     classes,
     csr_side,
     dense,
-    reading,
     string_classes,
 )
 from xmc_stream.convert.matrices.sides import Side

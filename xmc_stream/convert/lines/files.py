@@ -342,6 +342,15 @@ def _absolute(path: Path) -> Path:
 NO_TEXT = TextRange(Path(os.devnull))  # for a parser that reads nothing
 
 
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Put errors of reading a file into words."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror or error}): check the name") from None
+
+
 def forget(paths: Iterable[Path]) -> None:
     """Close those of these pipes whose beginning was looked at and which nobody reads on."""
     for path in paths:

@@ -6,7 +6,7 @@ Labels of names are the different ones, sorted. They are looked for when a file 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
+from xmc_stream.convert.lines.files import reading
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side, check_real
 from xmc_stream.convert.options import Like, of_labels
 from xmc_stream.errors import InputError
@@ -31,15 +32,6 @@ class Array:
     n_items: int
     dtype: np.dtype[Any]
     stream: Callable[[int, int], AbstractContextManager[Take]]
-
-
-@contextmanager
-def reading(path: str | Path) -> Iterator[None]:
-    """Put errors of reading a file into words."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror or error}): check the name") from None
 
 
 def check_file(path: Path, folders: bool = False) -> None:
