@@ -27,7 +27,7 @@ from xmc_stream.convert.formats import matrix_files, memory, npz, numpy_arrays
 from xmc_stream.convert.formats.registry import FORMATS
 from xmc_stream.convert.matrices import sides
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
-from xmc_stream.convert.pieces import PieceWriter
+from xmc_stream.convert.pieces import new_piece
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.store.dataset import open_dataset
@@ -46,7 +46,7 @@ def read(source: Any, folder: Path, room: int = 10**8) -> tuple[Any, Any, Settle
         part = parts[i] if source.alone else pickle.loads(pickle.dumps(parts[i]))
         (side,) = part.sides
         notes: dict[str, Any] = {}
-        with PieceWriter(folder / f"{i}{side}", valued=side == "X") as writer:
+        with new_piece(folder / f"{i}{side}", valued=side == "X") as writer:
             for ((indptr, indices, data),) in part.blocks(notes):
                 assert indptr[0] == 0
                 assert indptr.dtype == np.int64

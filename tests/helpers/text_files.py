@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from xmc_stream.convert.pieces import Piece, PieceWriter
+from xmc_stream.convert.pieces import Piece, new_piece
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.runtime.job import Notes, run_here
 
@@ -49,7 +49,7 @@ def settled(source: Any, work: Path, room: int = 2**26) -> Settled:
     read = []
     for i, part in enumerate(source.parts()):
         notes: dict[str, Any] = {"folder": str(work / f"part-{i}")}
-        writers = [PieceWriter(work / f"{side}-{i}", side == "X") for side in part.sides]
+        writers = [new_piece(work / f"{side}-{i}", side == "X") for side in part.sides]
         with ExitStack() as stack:
             for writer in writers:
                 stack.enter_context(writer)

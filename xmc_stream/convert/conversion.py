@@ -19,7 +19,7 @@ from xmc_stream import flags
 from xmc_stream.convert.formats.pairs import refuse_no_pairs, store_pairs
 from xmc_stream.convert.lines.files import STANDARD_INPUT, Stamps, file_identity, reading, stamps, unchanged
 from xmc_stream.convert.options import ConvertOptions, Like, taken_over, without_labels
-from xmc_stream.convert.pieces import DamagedPieceError, Piece, PieceWriter, work_folder
+from xmc_stream.convert.pieces import DamagedPieceError, Piece, new_piece, work_folder
 from xmc_stream.convert.plan import ConversionPlan, plan_memory, plan_writing, refuse_unless_it_fits
 from xmc_stream.convert.source import Part, PartRead, Settled, Source
 from xmc_stream.errors import InputError, MemoryLimitError
@@ -369,7 +369,7 @@ class PartJob:
         with ExitStack() as stack:
             notes: dict[str, Any] = {"folder": str(stack.enter_context(work_folder(own, durable=False)))}
             writers = [
-                stack.enter_context(PieceWriter(folder, side == "X"))
+                stack.enter_context(new_piece(folder, side == "X"))
                 for folder, side in zip(folders, self.part.sides, strict=True)
             ]
             for block in self.part.blocks(notes):

@@ -7,11 +7,10 @@ minutes, so nothing waits for the disk: a checksum of each file tells whether it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import google_crc32c
@@ -92,7 +91,7 @@ class Piece:
     def values(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Values of whole rows, as an indptr from 0 and the values, which may be changed."""
         buffer = np.empty(min(max(WINDOW, self.longest), self.nnz), np.float32)
-        with _Checked(self, 2) as file:
+        with _checked(self, 2) as fill:
             for lengths in self.lengths():
                 indptr = np.zeros(len(lengths) + 1, np.int64)
                 np.cumsum(lengths, out=indptr[1:])
@@ -100,49 +99,40 @@ class Piece:
                 while start < len(lengths):
                     stop = int(np.searchsorted(indptr, indptr[start] + len(buffer), side="right")) - 1
                     data = buffer[: int(indptr[stop] - indptr[start])]
-                    file.fill(data)
+                    fill(data)
                     yield indptr[start : stop + 1] - indptr[start], data
                     start = stop
 
     def _windows(self, which: int, dtype: np.dtype[Any], n_items: int) -> Iterator[NDArray[Any]]:
         """All items; a window is gone when the next one comes."""
         buffer = np.empty(min(WINDOW, n_items), dtype)
-        with _Checked(self, which) as file:
+        with _checked(self, which) as fill:
             for start in range(0, n_items, WINDOW):
                 window = buffer[: min(WINDOW, n_items - start)]
-                file.fill(window)
+                fill(window)
                 yield window
 
 
-class _Checked:
-    """A file of a piece that is read to its end; what was read is compared with its checksum then."""
+@contextmanager
+def _checked(piece: Piece, which: int) -> Iterator[Callable[[NDArray[Any]], None]]:
+    """What fills an array from a file of a piece. The file is read to its end, and then compared with its checksum."""
+    path, crc = Path(piece.folder) / _FILES[which], 0
 
-    def __init__(self, piece: Piece, which: int) -> None:
-        self._path = Path(piece.folder) / _FILES[which]
-        self._expected = piece.checksums[which]
-        self._crc = 0
-
-    def __enter__(self) -> _Checked:
-        self._file = open(self._path, "rb", buffering=0)
-        return self
-
-    def fill(self, array: NDArray[Any]) -> None:
-        """Read as many items as the array has."""
+    def fill(array: NDArray[Any]) -> None:
+        nonlocal crc
         stop_if_unwanted()
         raw = array.view(np.uint8)
         view = raw.data
-        while view.nbytes and (n := self._file.readinto(view)):
+        while view.nbytes and (n := file.readinto(view)):
             view = view[n:]
         if view.nbytes:
-            raise DamagedPieceError(f"{self._path} ends early: give the same command again, it starts anew")
-        self._crc = google_crc32c.extend(self._crc, raw)
+            raise DamagedPieceError(f"{path} ends early: give the same command again, it starts anew")
+        crc = google_crc32c.extend(crc, raw)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._file.close()
-        if kind is None and self._crc != self._expected:
-            raise DamagedPieceError(f"{self._path} fails its checksum: give the same command again, it starts anew")
+    with open(path, "rb", buffering=0) as file:
+        yield fill
+    if crc != piece.checksums[which]:
+        raise DamagedPieceError(f"{path} fails its checksum: give the same command again, it starts anew")
 
 
 @contextmanager
@@ -155,25 +145,26 @@ def work_folder(folder: Path, durable: bool = True) -> Iterator[Path]:
         yield work
 
 
-class PieceWriter:
-    """Appends rows to a new piece. A context manager: the piece gets its name when the block ends well."""
+@contextmanager
+def new_piece(folder: Path, valued: bool) -> Iterator[PieceWriter]:
+    """Appends rows to a new piece, which gets its name when the block ends well."""
+    with ExitStack() as opened:
+        work = opened.enter_context(work_folder(folder, durable=False))
+        names = _FILES[: 2 + valued]
+        yield PieceWriter(folder, [opened.enter_context(open(work / name, "wb", buffering=0)) for name in names])
 
-    def __init__(self, folder: Path, valued: bool) -> None:
+
+class PieceWriter:
+    """Appends rows to the files of a piece: see `new_piece`."""
+
+    def __init__(self, folder: Path, files: Sequence[Any]) -> None:
         self._folder = folder
-        self._valued = valued
+        self._files = files
+        self._crcs = [0] * len(files)
         self._type = np.dtype(np.int32)
         self.n_rows = 0
         self.nnz = 0
         self._longest = 0
-
-    def __enter__(self) -> PieceWriter:
-        with ExitStack() as opened:
-            work = opened.enter_context(work_folder(self._folder, durable=False))
-            names = _FILES[: 2 + self._valued]
-            self._files = [opened.enter_context(open(work / name, "wb", buffering=0)) for name in names]
-            self._opened = opened.pop_all()
-        self._crcs = [0] * len(self._files)
-        return self
 
     def append(self, indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32] | None) -> None:
         """Add rows: indptr from 0, all indices of one type throughout the piece."""
@@ -191,15 +182,12 @@ class PieceWriter:
         self._longest = max(self._longest, int(lengths.max(initial=0)))
         self.nnz += len(indices)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._opened.__exit__(kind, error, traceback)
-
     def piece(self) -> Piece:
         """What was written, after the block."""
         checksums = tuple(self._crcs)
-        return Piece(str(self._folder), self.n_rows, self.nnz, self._longest, checksums, self._type.name, self._valued)
+        return Piece(
+            str(self._folder), self.n_rows, self.nnz, self._longest, checksums, self._type.name, len(self._files) == 3
+        )
 
 
 class PieceRows:
@@ -209,10 +197,10 @@ class PieceRows:
     ROWS = 2**16
 
     def __init__(self, *pieces: Piece) -> None:
-        self._lengths = _Items(window for piece in pieces for window in piece.lengths())
-        self._indices = _Items(window for piece in pieces for window in piece.indices())
+        self._lengths = Items(window for piece in pieces for window in piece.lengths())
+        self._indices = Items(window for piece in pieces for window in piece.indices())
         valued = pieces[0].valued
-        self._data = _Items(data for piece in pieces for _, data in piece.values()) if valued else None
+        self._data = Items(data for piece in pieces for _, data in piece.values()) if valued else None
 
     def rows(self, n_rows: int) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]]:
         """The next n_rows rows."""
@@ -232,8 +220,8 @@ class PieceRows:
                 items.end()
 
 
-class _Items:
-    """Items of a file in any numbers, from windows of it."""
+class Items:
+    """Items of an array in any numbers, from windows of it in turn."""
 
     def __init__(self, windows: Iterator[NDArray[Any]]) -> None:
         self._windows = windows

@@ -35,6 +35,7 @@ from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side, check_real
 from xmc_stream.convert.matrices.source import Matrices, write_names
 from xmc_stream.convert.messages import meant, one_line
 from xmc_stream.convert.options import ConvertOptions, Like, of_labels
+from xmc_stream.convert.pieces import Items
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError, XmcStreamError
 from xmc_stream.runtime.job import Phase, Receipt
@@ -377,43 +378,30 @@ class ElementArray(Array):
         dtype = np.dtype(array.dtype)
         across = -(-width // int(chunk[1])) * int(chunk[1]) if array.ndim == 2 else 1  # chunks are read whole
         n_bytes = (step * width + 2 * max(rows * across, step * across)) * dtype.itemsize
-        stream = partial(_items, str(path.absolute()), key, dtype, max(width, 1), step)
+        stream = partial(_items, str(path.absolute()), key, max(width, 1), step)
         return cls(int(np.prod(array.shape, dtype=object)), dtype, stream, width, n_bytes)
 
 
 @contextmanager
-def _items(path: str, key: str, dtype: np.dtype[Any], width: int, step: int, start: int, stop: int) -> Iterator[Take]:
+def _items(path: str, key: str, width: int, step: int, start: int, stop: int) -> Iterator[Take]:
     """Items [start, stop), which begin and end with a row."""
-    left = np.empty(0, dtype)  # items that were read and not yet taken
-    row = start // width
     with opened(path) as root:
-        data = root[key]
+        yield Items(_windows(path, key, root[key], step, start // width, stop // width)).take
 
-        def next_rows() -> NDArray[Any]:
-            """Rows up to the next multiple of a step, so that no chunk is read twice but at the ends of ranges."""
-            nonlocal row
-            begin, row = row, min((row // step + 1) * step, stop // width)
-            try:
-                rows = np.asarray(data[begin:row]).reshape(-1)
-            except (OSError, ValueError, RuntimeError, KeyError) as error:
-                raise InputError(
-                    f"{path}: {key} cannot be read from row {begin} (from 0) on ({one_line(error)}): fetch or write it again"
-                ) from None
-            if not len(rows):
-                raise InputError(f"{path}: {key} ends early: it was changed meanwhile, convert again")
-            return rows
 
-        def take(n: int) -> NDArray[Any]:
-            nonlocal left
-            found = [left[:n]]
-            left = left[n:]
-            while (missing := n - sum(map(len, found))) > 0:
-                rows = next_rows()
-                found.append(rows[:missing])
-                left = rows[missing:]
-            return np.concatenate(found)
-
-        yield take
+def _windows(path: str, key: str, data: Any, step: int, row: int, stop: int) -> Iterator[NDArray[Any]]:
+    """Items of the rows, up to the next multiple of a step, so that no chunk is read twice but at the ends of ranges."""
+    while True:
+        begin, row = row, min((row // step + 1) * step, stop)
+        try:
+            items = np.asarray(data[begin:row]).reshape(-1)
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise InputError(
+                f"{path}: {key} cannot be read from row {begin} (from 0) on ({one_line(error)}): fetch or write it again"
+            ) from None
+        if not len(items):
+            raise InputError(f"{path}: {key} ends early: it was changed meanwhile, convert again")
+        yield items
 
 
 def n_strings(element: Any) -> int:

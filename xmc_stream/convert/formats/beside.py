@@ -22,7 +22,7 @@ from xmc_stream.convert.lines.files import file_identity, numbered_lines
 from xmc_stream.convert.matrices.sides import BlockSize, Rules, Side, block_bytes, fitted
 from xmc_stream.convert.matrices.source import write_names
 from xmc_stream.convert.options import Like
-from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, Rows
+from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, Rows, new_piece
 from xmc_stream.convert.source import PartRead, Settled, Source, total
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt
@@ -208,7 +208,7 @@ class Join:
         rules, row = _rules(self.matrix), self.first
         dtype = index_dtype(self.n_before + (self.matrix.n_columns or 0))
         own = PieceRows(*map(Piece.of, self.pieces))
-        with PieceWriter(Path(self.folder), valued=True) as writer:
+        with new_piece(Path(self.folder), valued=True) as writer:
             for raw in self.matrix.blocks(row, row + self.n_rows, self.size, {}):
                 beside = rules.rows(raw, row, {})
                 if self.scale:

@@ -26,7 +26,7 @@ from xmc_stream.convert.lines.parser import bom_length
 from xmc_stream.convert.messages import one_line, shown
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions
 from xmc_stream.convert.tfidf.block import LINES, Block, Record
-from xmc_stream.convert.tfidf.fields import LABEL_FIELDS, TEXT_FIELDS
+from xmc_stream.convert.tfidf.counting import LABEL_FIELDS, TEXT_FIELDS
 from xmc_stream.convert.tfidf.records import Records, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.memory import format_size

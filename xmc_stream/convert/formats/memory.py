@@ -23,8 +23,7 @@ from xmc_stream.convert.messages import shown_text
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels, refuse_idle
 from xmc_stream.convert.source import Source
 from xmc_stream.convert.tfidf.block import Record
-from xmc_stream.convert.tfidf.counting import BadRowError, label_base, labels_in
-from xmc_stream.convert.tfidf.fields import LABEL_FIELDS
+from xmc_stream.convert.tfidf.counting import LABEL_FIELDS, BadRowError, label_base, labels_in
 from xmc_stream.convert.tfidf.records import Input, Records, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.system.memory import format_size

@@ -47,13 +47,6 @@ class BlockSize:
             )
 
 
-def row_ranges(n_rows: int, entries: int) -> list[tuple[int, int]]:
-    """Nearly equal ranges of rows, at least one, of about PART entries if these are spread evenly."""
-    n_parts = max(1, min(n_rows, max(entries, n_rows) // PART + 1))
-    cuts = [n_rows * part // n_parts for part in range(n_parts + 1)]
-    return list(pairwise(cuts))
-
-
 def block_bytes(sum_duplicates: bool) -> int:
     """What an entry of a block takes at most."""
     return _ENTRY_BYTES + (_SUM_BYTES if sum_duplicates else 0)
@@ -90,7 +83,9 @@ class Side(ABC):
 
     def ranges(self) -> list[tuple[int, int]]:
         """Ranges of rows that are read apart: of about PART entries, if these are spread evenly, or all at once."""
-        return row_ranges(self.n_rows, self.entries or 0) if self.divisible else [(0, self.n_rows)]
+        items = max(self.entries or 0, self.n_rows) if self.divisible else 0
+        n_parts = max(1, min(self.n_rows, items // PART + 1))
+        return list(pairwise(self.n_rows * part // n_parts for part in range(n_parts + 1)))
 
     @abstractmethod
     def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:

@@ -1,4 +1,7 @@
-"""Rows of words and of labels as a part counts them, by numbers of its own, and what is wrong with a record in words."""
+"""Rows of words and of labels as a part counts them, by numbers of its own; which fields of a record they stand in.
+
+What is wrong with a record is said in words.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +20,21 @@ import numpy as np
 
 from xmc_stream import flags
 from xmc_stream.convert.kernels.tokens import KIND, LIST
-from xmc_stream.convert.messages import shown
+from xmc_stream.convert.messages import meant, shown, shown_text
 from xmc_stream.convert.options import ConvertOptions, Like, TextOptions, of_labels
 from xmc_stream.convert.pieces import Rows
 from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.table import NO_COUNTS, Counts, Terms, WordTable, joined, terms_of, texts_of
 from xmc_stream.convert.tfidf.vectorizer import analyser_of, hashed, rule_of
 from xmc_stream.convert.tfidf.vocabulary import write_sorted_run
+from xmc_stream.errors import InputError
 from xmc_stream.store.names import new_names
 
 _NO_LABELS: Rows = (np.zeros(1, np.int64), np.zeros(0, np.int64), None)
 PART_IDS = "ids"  # the rows' own ids, in the folder of a part
+_SHOWN_FIELDS = 10
+TEXT_FIELDS = ("title", "content", "text", "body", "document", "abstract", "description", "sentence")
+LABEL_FIELDS = ("target_ind", "labels", "label", "tags", "categories", "topics", "classes", "category", "class")
 _TOGETHER = 2**18  # characters that are counted together
 _BATCH_BYTES = 2**18  # of ids that are written together
 _ESCAPE = r"""\\(?:['"\\abfnrtv]|x[0-9a-f]{2}|u[0-9a-f]{4})"""
@@ -391,3 +400,54 @@ class RowIds:
         if self._batch:
             self._names.append(self._batch)
             self._batch, self._size = [], 0
+
+
+def resolved(
+    text: TextOptions, given: TextOptions, first: Mapping[str, Any], name: str, optional: bool
+) -> tuple[TextOptions, str]:
+    """Options with the fields that this input has, and what was chosen, in words.
+
+    given: what was asked for of this input, which must be there; optional: whether labels may lack.
+    """
+    fields = text.text_fields
+    if not fields:
+        strings = [field for field in TEXT_FIELDS if isinstance(first.get(field), str)]
+        fields = tuple(strings[: 2 if {"title", "content"} <= set(strings) else 1])
+    if not fields:
+        raise InputError(f"{name}:1: no text field of a common name: it has {_names(first)}: give " + flags.TEXT_FIELD)
+    for kind, asked, flag in (
+        ("text", fields, flags.TEXT_FIELD),
+        ("label", (given.label_field,), flags.LABEL_FIELD),
+        ("id", (given.id_field,), flags.ID_FIELD),
+    ):
+        for field in asked:
+            if field and field not in first:
+                raise InputError(
+                    f"{name}:1: no {kind} field {shown_text(field)}{meant(field, first)}: it has {_names(first)}: give "
+                    + flag
+                )
+    label = text.label_field
+    if label is None or (label and optional and label not in first):
+        label = next((field for field in LABEL_FIELDS if field in first), "")
+    if not label and not optional and text.label_field is None:
+        raise InputError(f"{name}:1: no label field: it has {_names(first)}: give " + flags.LABEL_FIELD)
+    ids = text.id_field if text.id_field in first else None
+    said = f"text of {' and '.join(fields)}, " + (f"labels of {label}" if label else "no labels")
+    said += f", ids of {ids}" if ids else ""
+    return replace(text, text_fields=tuple(fields), label_field=label, id_field=ids), said
+
+
+def _names(first: Mapping[str, Any]) -> str:
+    """The fields of a record, the first of them, in a line."""
+    names = list(map(shown_text, islice(first, _SHOWN_FIELDS)))
+    return ", ".join(names) + (", ..." if len(first) > len(names) else "")
+
+
+def kind_of_labels(text: TextOptions, first: Mapping[str, Any]) -> str:
+    """What the labels of a record are: "names" or "ids", "" where it has none."""
+    labels = LabelRows(text, ConvertOptions(), None, 0, "", {})
+    try:
+        labels.add(first, 1)
+    except BadRowError:
+        return ""
+    return labels.kind

@@ -34,10 +34,11 @@ from xmc_stream.convert.tfidf.counting import (
     RowIds,
     WordRows,
     kind_of,
+    kind_of_labels,
     label_base,
+    resolved,
     sound,
 )
-from xmc_stream.convert.tfidf.fields import kind_of_labels, resolved
 from xmc_stream.convert.tfidf.vectorizer import bytes_per_byte, like_options, stored_options
 from xmc_stream.convert.tfidf.vocabulary import (
     CHOICE_BYTES,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.convert.options import TextOptions
-from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, work_folder
+from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, new_piece, work_folder
 from xmc_stream.convert.tfidf.counting import PART_IDS
 from xmc_stream.convert.tfidf.vectorizer import idf_weights, weighted
 from xmc_stream.convert.tfidf.vocabulary import Maps, SortedRun, chosen
@@ -75,7 +75,7 @@ class Weigh:
         sides = ("X", "Y") if self.labels else ("X",)
         with ExitStack() as stack:  # both from the beginning: a late copy replaces none that another one has made since
             writers = {
-                side: stack.enter_context(PieceWriter(work / f"{side}-{self.name}", pieces[side].valued))
+                side: stack.enter_context(new_piece(work / f"{side}-{self.name}", pieces[side].valued))
                 for side in sides
             }
             self._write(pieces["X"], writers["X"], self.words, work / "features", self.n_features)
