@@ -13,7 +13,7 @@ from helpers.compiler import nothing_is_compiled
 from helpers.executed import fit_cut
 
 import xmc_stream as xs
-from xmc_stream.linear.kernels.densedcd import solve_dense_classes
+from xmc_stream.linear.kernels.dcd import solve_classes
 from xmc_stream.linear.kernels.denserows import _unpack, score_fours
 from xmc_stream.linear.kernels.topk import LEAD, _fold_fours, _fold_ordered, _lengths, _reach, _top_k
 from xmc_stream.linear.tiles import TileRange, has_bounds
@@ -62,7 +62,7 @@ def test_lists_of_entries_give_nearly_the_same(dense: Dataset, tmp_path: Path, m
 def test_nothing_is_compiled_after_the_warm_up(dense: Dataset, tmp_path: Path) -> None:
     parameters = PPDSparseParameters()
     method_of(parameters).warm_up(Task(dense, parameters, 0)).run()
-    with nothing_is_compiled(solve_dense_classes):
+    with nothing_is_compiled(solve_classes):
         digest(dense, tmp_path / "m")
 
 

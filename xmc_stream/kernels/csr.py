@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.instructions import fadvise, memcpy, pread, pwrite
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.jit import inner_kernel, kernel
 
 _ADVICE = hasattr(os, "posix_fadvise")
 _WILL_NEED = os.POSIX_FADV_WILLNEED if _ADVICE else 0
@@ -130,23 +130,26 @@ def count_indices(indices: NDArray[Any], counts: NDArray[Any]) -> None:
         counts[indices[p]] += 1
 
 
+@inner_kernel
+def sum_of_squares(data: NDArray[Any], begin: int, end: int, total: float) -> float:
+    """total + data[begin]^2 + ... + data[end - 1]^2, in that order, in float64."""
+    for p in range(begin, end):
+        total += np.float64(data[p]) * np.float64(data[p])
+    return total
+
+
 @kernel
 def row_norms(indptr: NDArray[np.int64], data: NDArray[Any], out: NDArray[np.float32]) -> None:
-    """The l2 norm of each row, summed in float64 in the order of the row: out (n,)."""
+    """The l2 norm of each row: out (n,)."""
     for i in range(len(indptr) - 1):
-        total = 0.0
-        for p in range(indptr[i], indptr[i + 1]):
-            total += np.float64(data[p]) * np.float64(data[p])
-        out[i] = np.sqrt(total)
+        out[i] = np.sqrt(sum_of_squares(data, indptr[i], indptr[i + 1], 0.0))
 
 
 @kernel
 def scale_rows_l2(indptr: NDArray[np.int64], data: NDArray[np.float32]) -> None:
     """Divide each row by its l2 norm, in place; rows without values, or of zeros, stay as they are."""
     for i in range(len(indptr) - 1):
-        total = 0.0
-        for p in range(indptr[i], indptr[i + 1]):
-            total += np.float64(data[p]) * np.float64(data[p])
+        total = sum_of_squares(data, indptr[i], indptr[i + 1], 0.0)
         if total > 0.0:
             norm = np.sqrt(total)
             for p in range(indptr[i], indptr[i + 1]):

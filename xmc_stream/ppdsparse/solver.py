@@ -27,18 +27,14 @@ from xmc_stream.kernels.order import RowOrder
 from xmc_stream.linear.kernels.dcd import (
     Scratch,
     Steps,
-    add_rows,
     awake_in_order,
     descend,
     dual_terms,
-    renumber,
-    row_squares,
     solve_classes,
     take_weights,
     violation,
     wake,
 )
-from xmc_stream.linear.kernels.densedcd import fill_lines, padded, solve_dense_classes
 from xmc_stream.linear.kernels.lanecd import (
     begin_lanes,
     descend_lanes,
@@ -50,6 +46,7 @@ from xmc_stream.linear.kernels.lanecd import (
 )
 from xmc_stream.linear.kernels.lanecd import take_weights as take_lane_weights
 from xmc_stream.linear.kernels.penalty import ONCE, Penalty, Ramp, Times, of_class, of_lines
+from xmc_stream.linear.kernels.rows import add_rows, as_lines, renumber, row_squares
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 
@@ -90,7 +87,7 @@ def row_order(n_samples: int, nnz: int) -> RowOrder:
 
 
 def has_dense_rows(n_samples: int, n_features: int, nnz: int) -> bool:
-    """Whether rows have most features, and are solved as whole lines (`linear.kernels.densedcd`): by the data alone."""
+    """Whether rows have most features, and are solved as whole lines (`linear.kernels.rows`): by the data alone."""
     return n_features <= _MOST_FEATURES and nnz * _DENSE_SHARE >= n_samples * n_features
 
 
@@ -163,20 +160,15 @@ class Solver:
 
         weights: of these classes and the rows of the block.
         """
-        n, x, n_features = len(sets.ptr) - 1, CSR.of(block), len(scratch.local_of)
+        n, x = len(sets.ptr) - 1, CSR.of(block)
         norms = np.empty(len(x.indptr) - 1)
         row_squares(x.indptr, x.values, 1.0 if self.parameters.bias else 0.0, norms)
-        lines = np.zeros(0, np.float32)
         if self.dense:
-            lines = np.zeros(len(norms) * padded(n_features), np.float32)
-            fill_lines(x, padded(n_features), lines)
+            scratch = scratch._replace(rows=as_lines(x, len(scratch.local_of), scratch.rows.indptr))
         counts, done = np.zeros(n, np.int64), 0
         how = self.order, self.steps, self.penalty, weights, scratch, counts, statistics
         while done < n:
-            if self.dense:
-                end, filled = solve_dense_classes(done, sets, at, lines, norms, *how)
-            else:
-                end, filled = solve_classes(done, sets, at, x, norms, *how)
+            end, filled = solve_classes(done, sets, at, x, norms, *how)
             sink(counts[done:end], scratch.w_features[:filled], scratch.w_values[:filled])
             done = end
 

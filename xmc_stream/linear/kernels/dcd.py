@@ -19,12 +19,20 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.bits import sort_numbers
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.instructions import LANES, prefetch
-from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import RowOrder, stream_order
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.linear.kernels.penalty import Penalty, Times, of_class, of_lines, of_row
-
-_AHEAD = 4  # rows: memory is asked for so many before it is needed
+from xmc_stream.linear.kernels.rows import (
+    AHEAD,
+    add_row,
+    choose_lines,
+    fetch_line,
+    fetch_row,
+    localise,
+    margin,
+    padded,
+)
 
 
 class Steps(NamedTuple):
@@ -44,8 +52,8 @@ class Steps(NamedTuple):
 class Scratch(NamedTuple):
     """Work space of one thread, for one class at a time.
 
-    local_of (D,): number of a feature, -1; features (D + 1,): the other way round. v (D,): 0. rows: the class's, with such
-    numbers. squares, order, asleep: of its rows. w_features, w_values: weights of some classes.
+    local_of (D,): number of a feature, -1; features (D + 1,): the other way round. v (`padded`): 0. rows: the class's, with
+    such numbers, or all rows as lines. squares, order, asleep: of its rows. w_features, w_values: weights of some classes.
     """
 
     local_of: NDArray[np.int32]
@@ -63,179 +71,11 @@ def new_scratch(n_features: int, max_rows: int, max_nnz: int) -> Scratch:
     """For classes of at most max_rows active rows and max_nnz entries."""
     max_weights = max(n_features, min(max_nnz, 1 << 20))
     return Scratch(
-        np.full(n_features, -1, np.int32), np.empty(n_features + 1, np.int32), np.zeros(n_features),
+        np.full(n_features, -1, np.int32), np.empty(n_features + 1, np.int32), np.zeros(padded(n_features)),
         CSR(np.empty(max_rows + 1, np.int64), np.empty(max_nnz, np.int32), np.empty(max_nnz, np.float32)),
         np.empty(max_rows), np.empty(max_rows, np.int64), np.empty(max_rows, np.bool_),
         np.empty(max_weights, np.int32), np.empty(max_weights, np.float32),
     )  # fmt: skip
-
-
-@inner_kernel
-def _fetch_row(row: int, indptr: NDArray[np.int64], indices: NDArray[np.int32], data: NDArray[np.float32]) -> None:
-    """Begin to bring a row into the cache: its first and last entry, as most rows lie in two lines of it at most."""
-    first, last = indptr[row], indptr[row + 1] - 1
-    if first <= last:
-        prefetch(indices, first)
-        prefetch(indices, last)
-        prefetch(data, first)
-        prefetch(data, last)
-
-
-@kernel
-def row_squares(
-    indptr: NDArray[np.int64], data: NDArray[np.float32], constant: float, squares: NDArray[np.float64]
-) -> None:
-    """squares = ||x_i||^2 of each row, `constant` (the bias feature's square) included."""
-    for r in range(len(indptr) - 1):
-        total = constant
-        for p in range(indptr[r], indptr[r + 1]):
-            total += np.float64(data[p]) * np.float64(data[p])
-        squares[r] = total
-
-
-@kernel
-def localise(
-    at: NDArray[np.int64],
-    x: CSR,
-    sign: NDArray[np.int8],
-    alpha: NDArray[np.float64],
-    local_of: NDArray[np.int32],
-    features: NDArray[np.int32],
-    v: NDArray[np.float64],
-    out: CSR,
-) -> tuple[int, float]:
-    """Copy rows `at` of a block into a compact matrix whose features are numbered as they are met, and `add_rows` to v.
-
-    local_of (D,): number of a feature, -1 before it is met; features (D + 1,): the other way round. Returns how many
-    features there are, and v_0, bias feature counted.
-    """
-    indptr, indices, data = x
-    out_indptr, out_indices, out_data = out
-    n_local, filled, v0 = 0, np.uint64(0), 0.0
-    one = np.uint64(1)
-    out_indptr[0] = 0
-    for r in range(len(at)):
-        _fetch_row(at[min(r + _AHEAD, len(at) - 1)], indptr, indices, data)
-        start = filled
-        for p in range(np.uint64(indptr[at[r]]), np.uint64(indptr[at[r] + 1])):
-            j = np.uint32(indices[p])
-            number = local_of[j]
-            fresh = number < 0
-            number = n_local if fresh else number
-            # written whether new or not: to foresee which is which takes longer than to write
-            local_of[j] = number
-            features[n_local] = j
-            n_local += int(fresh)
-            out_indices[filled] = number
-            out_data[filled] = data[p]
-            filled += one
-        out_indptr[r + 1] = np.int64(filled)
-        if alpha[r] != 0.0:
-            d = alpha[r] * sign[r]
-            v0 += d
-            for p in range(start, filled):
-                v[np.uint32(out_indices[p])] += d * out_data[p]
-    return n_local, v0
-
-
-@kernel
-def renumber(
-    x: CSR,
-    local_of: NDArray[np.int32],
-    features: NDArray[np.int32],
-    n_local: int,
-    constant: float,
-    squares: NDArray[np.float64],
-) -> int:
-    """`localise` for all rows of a block, in place: its indices become local numbers. Returns the new n_local."""
-    indptr, indices, data = x
-    for r in range(len(indptr) - 1):
-        total = constant
-        for p in range(indptr[r], indptr[r + 1]):
-            j = indices[p]
-            if local_of[j] < 0:
-                local_of[j] = n_local
-                features[n_local] = j
-                n_local += 1
-            indices[p] = local_of[j]
-            total += np.float64(data[p]) * np.float64(data[p])
-        squares[r] = total
-    return n_local
-
-
-@kernel
-def add_rows(
-    local: NDArray[np.int64],
-    x: CSR,
-    sign: NDArray[np.int8],
-    alpha: NDArray[np.float64],
-    v: NDArray[np.float64],
-    v0: float,
-) -> float:
-    """v += sum_i a_i y_i x_i over rows `local` of a local matrix, in that order; returns v_0, bias feature counted."""
-    indptr, indices, data = x
-    for i in range(len(alpha)):
-        if alpha[i] != 0.0:
-            d = alpha[i] * sign[i]
-            v0 += d
-            for p in range(indptr[local[i]], indptr[local[i] + 1]):
-                v[indices[p]] += d * data[p]
-    return v0
-
-
-@inner_kernel
-def _margin(
-    begin: np.uint64,
-    end: np.uint64,
-    indices: NDArray[np.int32],
-    data: NDArray[np.float32],
-    v: NDArray[np.float64],
-    v0: float,
-    lam: float,
-) -> float:
-    """tau w.x of a row with the entries [begin, end): soft() is applied as v is read.
-
-    Every other entry goes to a sum of its own: a sum waits for its last addition.
-    """
-    two, one = np.uint64(2), np.uint64(1)
-    z, other = v0, 0.0
-    p = begin
-    while p + one < end:
-        x = v[np.uint32(indices[p])]
-        y = v[np.uint32(indices[p + one])]
-        z += data[p] * (x - min(max(x, -lam), lam))
-        other += data[p + one] * (y - min(max(y, -lam), lam))
-        p += two
-    if p < end:
-        x = v[np.uint32(indices[p])]
-        z += data[p] * (x - min(max(x, -lam), lam))
-    return z + other
-
-
-@inner_kernel
-def _margin_by_lanes(
-    begin: np.uint64,
-    end: np.uint64,
-    indices: NDArray[np.int32],
-    data: NDArray[np.float32],
-    v: NDArray[np.float64],
-    v0: float,
-    lam: float,
-    sums: NDArray[np.float64],
-) -> float:
-    """`_margin` as `soft_product` has it: feature j in sum j modulo LANES, then halves added to halves. sums: scratch."""
-    for lane in range(LANES):
-        sums[lane] = 0.0
-    for p in range(begin, end):
-        j = np.uint32(indices[p])
-        x = v[j]
-        sums[j % np.uint32(LANES)] += data[p] * (x - min(max(x, -lam), lam))
-    width = LANES
-    while width > 1:
-        width //= 2
-        for lane in range(width):
-            sums[lane] += sums[lane + width]
-    return float(v0 + sums[0])
 
 
 @kernel
@@ -260,23 +100,23 @@ def descend(
     """
     indptr, indices, data = x
     lam, tau, use_bias, lanes = penalty.lam, penalty.tau, penalty.bias, penalty.lanes
-    sums = np.empty(LANES)
+    sums, lines = np.empty(LANES), len(indices) < len(data)
     worst = 0.0
     for t in range(len(visit)):
-        soon = min(t + _AHEAD, len(visit) - 1)
-        _fetch_row(local[soon], indptr, indices, data)
+        soon = min(t + AHEAD, len(visit) - 1)
+        if lines:
+            fetch_line(indptr[local[min(t + 1, len(visit) - 1)]], len(v), data)
+        else:
+            fetch_row(local[soon], indptr, indices, data)
         prefetch(alpha, visit[soon])
         prefetch(sign, visit[soon])
         prefetch(squares, local[soon])
-        prefetch(indptr, local[min(t + 2 * _AHEAD, len(visit) - 1)])
+        prefetch(indptr, local[min(t + 2 * AHEAD, len(visit) - 1)])
         i, r = visit[t], local[t]
         begin, end = np.uint64(indptr[r]), np.uint64(indptr[r + 1])
         a = alpha[i]
         h2, upper = of_row(sign[i], r, rows, penalty)
-        if lanes:
-            z = _margin_by_lanes(begin, end, indices, data, v, v0, lam, sums)
-        else:
-            z = _margin(begin, end, indices, data, v, v0, lam)
+        z = margin(begin, end, indices, data, v, v0, lam, lanes, sums)
         g = sign[i] * (z / tau) - 1.0 + a * h2
         if a <= 0.0 and g >= 0.0:
             asleep[i] = g > bar
@@ -290,8 +130,7 @@ def descend(
             alpha[i] = a_new
             if use_bias:
                 v0 += d
-            for p in range(begin, end):
-                v[np.uint32(indices[p])] += d * data[p]
+            add_row(d, begin, end, indices, data, v)
     return v0, worst
 
 
@@ -316,10 +155,7 @@ def violation(
         h2, upper = of_row(sign[i], local[i], rows, penalty)
         if upper <= 0.0:
             continue
-        if penalty.lanes:
-            z = _margin_by_lanes(begin, end, indices, data, v, v0, lam, sums)
-        else:
-            z = _margin(begin, end, indices, data, v, v0, lam)
+        z = margin(begin, end, indices, data, v, v0, lam, penalty.lanes, sums)
         g = sign[i] * (z / tau) - 1.0 + alpha[i] * h2
         if alpha[i] <= 0.0:
             g = min(g, 0.0)
@@ -451,7 +287,10 @@ def solve_classes(
         n = end - begin
         signs, alphas = sign[begin:end], alpha[begin:end]
         own, of_rows = of_class(c, weights.classes, penalty), of_lines(at[begin:end], weights.rows)
-        n_local, v0 = localise(at[begin:end], x, signs, alphas, local_of, features, v, mine)
+        if len(mine.indices) < len(mine.values):
+            n_local, v0 = choose_lines(at[begin:end], signs, alphas, local_of, features, v, mine)
+        else:
+            n_local, v0 = localise(at[begin:end], x, signs, alphas, local_of, features, v, mine)
         if filled + n_local > len(w_values):
             for j in range(n_local):
                 local_of[features[j]], v[j] = -1, 0.0

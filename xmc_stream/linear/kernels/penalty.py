@@ -13,7 +13,7 @@ from xmc_stream.kernels.jit import inner_kernel, kernel
 class Penalty(NamedTuple):
     """The inner problem's numbers: weights of the terms, h2 and upper of negatives and of positives, whether there is a bias.
 
-    lanes: whether margins are sums by feature, as those of rows with all features are (`linear.kernels.densedcd`).
+    lanes: whether margins are sums by feature, as those of rows with all features are (`linear.kernels.rows`).
     """
 
     lam: float
