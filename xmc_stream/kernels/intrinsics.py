@@ -21,6 +21,8 @@ from xmc_stream.kernels import instructions
 from xmc_stream.kernels.instructions import HALF_WORD, LANES, WORD
 
 _cgutils: Any = cgutils  # it has no types
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_BYTES = {ir.IntType(8): 1, ir.FloatType(): 4, ir.DoubleType(): 8}
 
 
 @intrinsic
@@ -66,120 +68,75 @@ def _widen(typingctx: Any, weight: Any) -> Any:
     return types.float32(weight), generate
 
 
-def _are_float32(*arrays: Any) -> bool:
+def _are(dtype: Any, *arrays: Any) -> bool:
     return all(
-        isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == types.float32
+        isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == dtype
         for array in arrays
     )
 
 
 @intrinsic
 def _total(typingctx: Any, array: Any) -> Any:
-    if not _are_float32(array):
+    if not _are(types.float32, array):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         made = context.make_array(array)(context, builder, arguments[0])
-        vector = ir.VectorType(ir.FloatType(), LANES)
-        sums = _cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
-        step = ir.Constant(ir.IntType(64), LANES)
-        with _cgutils.for_range(builder, builder.sdiv(made.nitems, step)) as loop:
-            place = builder.gep(made.data, [builder.mul(loop.index, step)])
-            values = builder.load(builder.bitcast(place, ir.PointerType(vector)), align=4)
-            builder.store(builder.fadd(builder.load(sums), values), sums)
-        return _halved(builder, builder.load(sums))
+        return _sum(builder, made.nitems, ir.FloatType(), lambda at: _load(builder, made.data, at, _FLOATS))
 
     return types.float32(array), generate
 
 
-def _halved(builder: Any, sums: Any) -> Any:
-    """LANES sums as one: halves added to halves."""
-    total, width = sums, LANES
-    while width > 1:
-        width //= 2
-        halves = [
-            builder.shuffle_vector(
-                total, ir.Constant(total.type, ir.Undefined),
-                ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(first, first + width))),
-            )
-            for first in (0, width)
-        ]  # fmt: skip
-        total = builder.fadd(*halves)
-    return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
-
-
 @intrinsic
 def _product(typingctx: Any, a: Any, at_a: Any, b: Any, at_b: Any, n: Any) -> Any:
-    if not (_are_float32(a, b) and at_a == types.int64 and at_b == types.int64 and n == types.int64):
+    if not (_are(types.float32, a, b) and at_a == types.int64 and at_b == types.int64 and n == types.int64):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), LANES)
-        starts = [
+        of_a, of_b = (
             builder.gep(context.make_array(kind)(context, builder, array).data, [at])
             for kind, array, at in ((a, arguments[0], arguments[1]), (b, arguments[2], arguments[3]))
-        ]
-        sums = _cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
-        step = ir.Constant(ir.IntType(64), LANES)
-        with _cgutils.for_range(builder, builder.sdiv(arguments[4], step)) as loop:
-            offset = builder.mul(loop.index, step)
-            x, y = (
-                builder.load(builder.bitcast(builder.gep(start, [offset]), ir.PointerType(vector)), align=4)
-                for start in starts
-            )
-            builder.store(builder.fadd(builder.load(sums), builder.fmul(x, y)), sums)
-        return _halved(builder, builder.load(sums))
+        )
+
+        def term(at: Any) -> Any:
+            return builder.fmul(_load(builder, of_a, at, _FLOATS), _load(builder, of_b, at, _FLOATS))
+
+        return _sum(builder, arguments[4], ir.FloatType(), term)
 
     return types.float32(a, at_a, b, at_b, n), generate
 
 
 @intrinsic
 def _soft_product(typingctx: Any, row: Any, at: Any, v: Any, n: Any, lam: Any) -> Any:
-    arrays = all(isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" for array in (row, v))
     numbers = at == types.int64 and n == types.int64 and lam == types.float64
-    if not (arrays and numbers and row.dtype == types.float32 and v.dtype == types.float64):
+    if not (numbers and _are(types.float32, row) and _are(types.float64, v)):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        narrow, vector = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.DoubleType(), LANES)
         of_row = builder.gep(context.make_array(row)(context, builder, arguments[0]).data, [arguments[1]])
         of_v = context.make_array(v)(context, builder, arguments[2]).data
-        high = builder.insert_element(ir.Constant(vector, ir.Undefined), arguments[4], ir.Constant(ir.IntType(32), 0))
-        high = builder.shuffle_vector(
-            high, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        )
+        doubles = ir.VectorType(ir.DoubleType(), LANES)
+        high = _in_all_lanes(builder, arguments[4])
         low = builder.fneg(high)
-        sums = _cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
-        step = ir.Constant(ir.IntType(64), LANES)
-        with _cgutils.for_range(builder, builder.sdiv(arguments[3], step)) as loop:
-            offset = builder.mul(loop.index, step)
-            x, y = (
-                builder.load(builder.bitcast(builder.gep(start, [offset]), ir.PointerType(kind)), align=align)
-                for start, kind, align in ((of_row, narrow, 4), (of_v, vector, 8))
-            )
-            clipped = builder.select(builder.fcmp_ordered(">", y, low), y, low)
-            clipped = builder.select(builder.fcmp_ordered("<", clipped, high), clipped, high)
-            product = builder.fmul(builder.fpext(x, vector), builder.fsub(y, clipped))
-            builder.store(builder.fadd(builder.load(sums), product), sums)
-        return _halved(builder, builder.load(sums))
+
+        def term(at: Any) -> Any:
+            x, y = _load(builder, of_row, at, _FLOATS), _load(builder, of_v, at, doubles)
+            return builder.fmul(builder.fpext(x, doubles), _soft(builder, y, low, high))
+
+        return _sum(builder, arguments[3], ir.DoubleType(), term)
 
     return types.float64(row, at, v, n, lam), generate
 
 
 @intrinsic
 def _at_most(typingctx: Any, array: Any, at: Any, limit: Any) -> Any:
-    whole = isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == types.uint8
-    if not (whole and at == types.int64 and limit == types.uint8):
+    if not (_are(types.uint8, array) and at == types.int64 and limit == types.uint8):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = ir.VectorType(ir.IntType(8), WORD)
-        place = builder.gep(context.make_array(array)(context, builder, arguments[0]).data, [arguments[1]])
-        values = builder.load(builder.bitcast(place, ir.PointerType(vector)), align=1)
-        limits = builder.insert_element(ir.Constant(vector, ir.Undefined), arguments[2], ir.Constant(ir.IntType(32), 0))
-        limits = builder.shuffle_vector(
-            limits, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), WORD), [0] * WORD)
-        )
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        values = _load(builder, data, arguments[1], ir.VectorType(ir.IntType(8), WORD))
+        limits = _in_all_lanes(builder, arguments[2], WORD)
         return builder.bitcast(builder.icmp_unsigned("<=", values, limits), ir.IntType(64))
 
     return types.uint64(array, at, limit), generate
@@ -187,19 +144,13 @@ def _at_most(typingctx: Any, array: Any, at: Any, limit: Any) -> Any:
 
 @intrinsic
 def _above(typingctx: Any, array: Any, at: Any, bounds: Any) -> Any:
-    if not (at == types.int64 and _are_float32(array, bounds)):
+    if not (at == types.int64 and _are(types.float32, array, bounds)):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector = ir.VectorType(ir.FloatType(), HALF_WORD)
         values, limits = (
-            builder.load(
-                builder.bitcast(
-                    builder.gep(context.make_array(kind)(context, builder, value).data, [arguments[1]]),
-                    ir.PointerType(vector),
-                ),
-                align=4,
-            )
+            _load(builder, context.make_array(kind)(context, builder, value).data, arguments[1], vector)
             for kind, value in ((array, arguments[0]), (bounds, arguments[2]))
         )
         bits = builder.bitcast(builder.fcmp_ordered(">", values, limits), ir.IntType(HALF_WORD))
@@ -210,7 +161,7 @@ def _above(typingctx: Any, array: Any, at: Any, bounds: Any) -> Any:
 
 @intrinsic
 def _soft_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: Any, v: Any, lam: Any, sums: Any) -> Any:
-    if not (_are_float32(values, v, sums) and _are_entries(indices, begin, end) and lam == types.float32):
+    if not (_are(types.float32, values, v, sums) and _are_entries(indices, begin, end) and lam == types.float32):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -218,18 +169,16 @@ def _soft_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: Any,
             context.make_array(kind)(context, builder, arguments[at]).data
             for at, kind in ((0, indices), (1, values), (4, v), (6, sums))
         )
-        first, last, vector = arguments[2], arguments[3], ir.VectorType(ir.FloatType(), LANES)
+        first, last = arguments[2], arguments[3]
         high = _in_all_lanes(builder, arguments[5])
         low, one, two = builder.fneg(high), ir.Constant(ir.IntType(64), 1), ir.Constant(ir.IntType(64), 2)
-        zero = ir.Constant(vector, [0.0] * LANES)
+        zero = ir.Constant(_FLOATS, [0.0] * LANES)
         even, odd = (_cgutils.alloca_once_value(builder, zero) for _ in range(2))
 
         def add(p: Any, sum_: Any) -> None:
             x = builder.load(_line(builder, of_indices, p, of_v, indices.dtype), align=4)
-            clipped = builder.select(builder.fcmp_ordered(">", x, low), x, low)
-            clipped = builder.select(builder.fcmp_ordered("<", clipped, high), clipped, high)
             value = _in_all_lanes(builder, builder.load(builder.gep(of_values, [p])))
-            product = builder.fmul(value, builder.fsub(x, clipped))
+            product = builder.fmul(value, _soft(builder, x, low, high))
             builder.store(builder.fadd(builder.load(sum_), product), sum_)
 
         n = builder.sub(last, first)
@@ -240,7 +189,7 @@ def _soft_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: Any,
         with builder.if_then(builder.icmp_signed("==", builder.srem(n, two), one)):
             add(builder.sub(last, one), even)
         total = builder.fadd(builder.load(even), builder.load(odd))
-        builder.store(total, builder.bitcast(of_sums, ir.PointerType(vector)), align=4)
+        builder.store(total, builder.bitcast(of_sums, ir.PointerType(_FLOATS)), align=4)
         return context.get_dummy_value()
 
     return types.void(indices, values, begin, end, v, lam, sums), generate
@@ -248,7 +197,7 @@ def _soft_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: Any,
 
 @intrinsic
 def _add_to_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: Any, steps: Any, v: Any) -> Any:
-    if not (_are_float32(values, steps, v) and _are_entries(indices, begin, end)):
+    if not (_are(types.float32, values, steps, v) and _are_entries(indices, begin, end)):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -256,8 +205,7 @@ def _add_to_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: An
             context.make_array(kind)(context, builder, arguments[at]).data
             for at, kind in ((0, indices), (1, values), (4, steps), (5, v))
         )
-        vector = ir.VectorType(ir.FloatType(), LANES)
-        step = builder.load(builder.bitcast(of_steps, ir.PointerType(vector)), align=4)
+        step = builder.load(builder.bitcast(of_steps, ir.PointerType(_FLOATS)), align=4)
         with _cgutils.for_range(builder, builder.sub(arguments[3], arguments[2])) as loop:
             p = builder.add(arguments[2], loop.index)
             line = _line(builder, of_indices, p, of_v, indices.dtype)
@@ -274,21 +222,20 @@ def _lane_step(
     sums: Any, met: Any,
 ) -> Any:  # fmt: skip
     numbers = i == types.int64 and square == weight == tau == types.float32 and awake == positive == types.uint16
-    if not (numbers and _are_float32(h2, upper, alpha, sums, met)):
+    if not (numbers and _are(types.float32, h2, upper, alpha, sums, met)):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), LANES)
 
         def place(at: int, kind: Any, line: Any) -> Any:
             start = context.make_array(kind)(context, builder, arguments[at]).data
             first = builder.gep(start, [builder.mul(line, ir.Constant(ir.IntType(64), LANES))])
-            return builder.bitcast(first, ir.PointerType(vector))
+            return builder.bitcast(first, ir.PointerType(_FLOATS))
 
         def load(at: int, kind: Any, line: int) -> Any:
             return builder.load(place(at, kind, ir.Constant(ir.IntType(64), line)), align=4)
 
-        zero, half, one = (ir.Constant(vector, [value] * LANES) for value in (0.0, 0.5, 1.0))
+        zero, half, one = (ir.Constant(_FLOATS, [value] * LANES) for value in (0.0, 0.5, 1.0))
         square, weight, tau = (_in_all_lanes(builder, arguments[at]) for at in (2, 3, 4))
         may_move, is_positive = (builder.bitcast(arguments[at], ir.VectorType(ir.IntType(1), LANES)) for at in (1, 5))
         sign = builder.select(is_positive, one, builder.fneg(one))
@@ -320,8 +267,7 @@ def _lane_step(
 
 
 def _are_entries(indices: Any, begin: Any, end: Any) -> bool:
-    plain = isinstance(indices, types.Array) and indices.ndim == 1 and indices.layout == "C"
-    return plain and indices.dtype in (types.int32, types.int64) and begin == types.int64 and end == types.int64
+    return (_are(types.int32, indices) or _are(types.int64, indices)) and begin == types.int64 and end == types.int64
 
 
 def _line(builder: Any, indices: Any, p: Any, v: Any, index: Any) -> Any:
@@ -330,15 +276,52 @@ def _line(builder: Any, indices: Any, p: Any, v: Any, index: Any) -> Any:
     if index != types.int64:
         feature = builder.sext(feature, ir.IntType(64))
     place = builder.gep(v, [builder.mul(feature, ir.Constant(ir.IntType(64), LANES))])
-    return builder.bitcast(place, ir.PointerType(ir.VectorType(ir.FloatType(), LANES)))
+    return builder.bitcast(place, ir.PointerType(_FLOATS))
 
 
-def _in_all_lanes(builder: Any, value: Any) -> Any:
-    """A float32 in each of LANES places."""
-    vector = ir.VectorType(ir.FloatType(), LANES)
-    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-    places = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), places)
+def _load(builder: Any, data: Any, at: Any, vector: Any) -> Any:
+    """The values from data[at] on, as a vector that need not lie where one of its size does."""
+    place = builder.bitcast(builder.gep(data, [at]), ir.PointerType(vector))
+    return builder.load(place, align=_BYTES[vector.element])
+
+
+def _sum(builder: Any, n: Any, number: Any, term: Callable[[Any], Any]) -> Any:
+    """The sum of term(0), term(LANES), ... below n, LANES values each, of a type; then as `_halved`."""
+    zeros, step = ir.Constant(ir.VectorType(number, LANES), [0.0] * LANES), ir.Constant(ir.IntType(64), LANES)
+    sums = _cgutils.alloca_once_value(builder, zeros)
+    with _cgutils.for_range(builder, builder.sdiv(n, step)) as loop:
+        builder.store(builder.fadd(builder.load(sums), term(builder.mul(loop.index, step))), sums)
+    return _halved(builder, builder.load(sums))
+
+
+def _soft(builder: Any, x: Any, low: Any, high: Any) -> Any:
+    """x less what of it lies in [low, high]."""
+    clipped = builder.select(builder.fcmp_ordered(">", x, low), x, low)
+    clipped = builder.select(builder.fcmp_ordered("<", clipped, high), clipped, high)
+    return builder.fsub(x, clipped)
+
+
+def _halved(builder: Any, sums: Any) -> Any:
+    """LANES sums as one: halves added to halves."""
+    total, width = sums, LANES
+    while width > 1:
+        width //= 2
+        halves = [
+            builder.shuffle_vector(
+                total, ir.Constant(total.type, ir.Undefined),
+                ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(first, first + width))),
+            )
+            for first in (0, width)
+        ]  # fmt: skip
+        total = builder.fadd(*halves)
+    return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
+
+
+def _in_all_lanes(builder: Any, value: Any, lanes: int = LANES) -> Any:
+    """A value in each of so many places."""
+    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
 
 
 def _uncounted() -> dict[str, bool]:
