@@ -118,7 +118,7 @@ def test_nobody_waits_for_ever_for_one_that_was_stopped_with_the_locks(tmp_path:
 
 DRAW = """
 import numpy as np
-from xmc_stream.kernels.heldout import held_out
+from xmc_stream.kernels.permutation import held_out
 out = np.zeros(64, np.bool_)
 held_out(np.arange(64), 0, 0.5, out)
 print(np.packbits(out).tobytes().hex())

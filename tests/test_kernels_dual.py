@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import frank_wolfe as twin
 
-from xmc_stream.kernels.heldout import held_out
 from xmc_stream.kernels.order import GROUP, strip_slots
+from xmc_stream.kernels.permutation import held_out
 from xmc_stream.pdsparse.kernels.dual import group_rows, packed, rank_rows, sum_losses, sum_negatives
 from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels
 from xmc_stream.pdsparse.kernels.tables import (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference import rowsparse as reference
 
 from xmc_stream.grouplasso.kernels.rows import add_products
-from xmc_stream.kernels.selected import keep_selected
+from xmc_stream.kernels.csr import keep_selected
 
 
 def triple(M: Any) -> tuple[Any, Any, Any]:

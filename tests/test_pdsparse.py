@@ -23,7 +23,7 @@ from reference import frank_wolfe as twin
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.kernels.heldout import held_out
+from xmc_stream.kernels.permutation import held_out
 from xmc_stream.pdsparse.jobs import SegmentJob
 from xmc_stream.pdsparse.kernels.tables import bytes_used
 from xmc_stream.pdsparse.memory import Data, PassPlan, TablesOf

@@ -1,4 +1,4 @@
-"""Plain twins of kernels.selected and grouplasso.kernels.rows."""
+"""Plain twins of kernels.csr.keep_selected and grouplasso.kernels.rows."""
 
 from __future__ import annotations
 

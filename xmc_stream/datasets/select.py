@@ -13,8 +13,7 @@ from xmc_stream import flags
 from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.passes import block_bytes, listed
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.csr import count_indices, row_norms
-from xmc_stream.kernels.selected import keep_selected
+from xmc_stream.kernels.csr import count_indices, keep_selected, row_norms
 from xmc_stream.models.model import Model, compare
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.ledger import Ledger, Receipt

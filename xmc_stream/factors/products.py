@@ -27,8 +27,8 @@ from xmc_stream.factors.rowblocks import (
     csr,
     row_blocks,
 )
-from xmc_stream.kernels.heldout import HELD_OUT, held_out
 from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
+from xmc_stream.kernels.permutation import HELD_OUT, held_out
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
 from xmc_stream.kernels.ranking import fold_top_k
 from xmc_stream.metrics import among

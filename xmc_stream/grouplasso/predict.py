@@ -19,8 +19,8 @@ from xmc_stream.grouplasso.kernels.rows import add_products
 from xmc_stream.grouplasso.rows import ROWS, RowSparseWeights, write_rows
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import calibrate_rows
+from xmc_stream.kernels.csr import keep_selected
 from xmc_stream.kernels.ranking import Ranking, fold_top_k
-from xmc_stream.kernels.selected import keep_selected
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.models.runs import (
     LEAST_BLOCK,

@@ -1,4 +1,4 @@
-"""Reading, counting and scaling compressed sparse rows."""
+"""Reading, counting, scaling, transposing and selecting compressed sparse rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.bits import place_of
 from xmc_stream.kernels.instructions import fadvise, memcpy, pread, pwrite
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
@@ -246,3 +247,27 @@ def scatter_entries(
         if len(data):
             out_data[q] = data[p]
     return True
+
+
+@kernel
+def keep_selected(
+    indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any], features: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> None:  # fmt: skip
+    """Move the entries of some features (ascending) to the front of a csr triple, in place; the others are lost.
+
+    indices become places in `features`; row i has the entries [ends[i], ends[i + 1]) then.
+    """
+    kept = 0
+    ends[0] = 0
+    for i in range(len(indptr) - 1):
+        place = 0
+        for p in range(indptr[i], indptr[i + 1]):
+            j = indices[p]
+            place = place_of(features, place, len(features), j)
+            if place == len(features):
+                break
+            if features[place] == j:
+                indices[kept], data[kept] = place, data[p]
+                kept, place = kept + 1, place + 1
+        ends[i + 1] = kept

@@ -1,4 +1,4 @@
-"""Keyed random orders without tables: item t of a permutation of n, from a Feistel network with cycle walking.
+"""Keyed random orders without tables: item t of a permutation of n, from a Feistel network with cycle walking. Keyed draws.
 
 Draws depend on their key alone (seed, class, round or epoch), never on time, thread or memory.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.domains import HELD_OUT_ROWS
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
 _A = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
@@ -15,6 +16,7 @@ _B = np.uint64(0xBF58476D1CE4E5B9)  # the two multipliers of the splitmix64 fina
 _C = np.uint64(0x94D049BB133111EB)
 _TOGETHER = 512  # items
 _11, _30, _27, _31, _32 = np.uint64(11), np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+HELD_OUT = 50_000  # rows, about, that are held out at most, so that looking at them takes little beside a pass
 
 
 @kernel
@@ -101,3 +103,11 @@ def visiting_order(begin: int, n: int, key: np.uint64, out: NDArray[np.int64]) -
                 outside[still] = t
                 still += int(item >= n)
             n_outside = still
+
+
+@kernel
+def held_out(rows: NDArray[np.int64], seed: int, share: float, out: NDArray[np.bool_]) -> None:
+    """out[i] = whether row rows[i] is held out: a share of all rows, drawn by seed and row."""
+    key = key_of(seed, HELD_OUT_ROWS, 0, 0)
+    for i in range(len(rows)):
+        out[i] = np.float64(mix(key ^ (np.uint64(rows[i]) * _A)) >> _11) < share * 9007199254740992.0

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.domains import STEPS
-from xmc_stream.kernels.heldout import held_out
+from xmc_stream.kernels.permutation import held_out
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block
 

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.heldout import HELD_OUT, held_out
 from xmc_stream.kernels.order import GROUP
+from xmc_stream.kernels.permutation import HELD_OUT, held_out
 from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
 from xmc_stream.pdsparse.kernels.tables import most_bytes_of, purge
 from xmc_stream.pdsparse.parameters import PDSparseParameters
