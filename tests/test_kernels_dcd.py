@@ -17,8 +17,7 @@ from sklearn.svm import LinearSVC
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.instructions import soft_product
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.linear.kernels.dcd import Scratch, dual_terms, new_scratch, take_weights, violation
-from xmc_stream.linear.kernels.penalty import ONCE, Times
+from xmc_stream.linear.kernels.dcd import ONCE, Scratch, Times, dual_terms, new_scratch, take_weights, violation
 from xmc_stream.linear.kernels.rows import add_rows
 from xmc_stream.ppdsparse.solver import Solver, has_dense_rows, penalty_of
 

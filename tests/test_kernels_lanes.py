@@ -14,9 +14,8 @@ from reference import lanes as reference
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.instructions import LANES
-from xmc_stream.linear.kernels.dcd import Steps
+from xmc_stream.linear.kernels.dcd import ONCE, Steps, Times
 from xmc_stream.linear.kernels.lanecd import begin_lanes, descend_lanes, new_lanes
-from xmc_stream.linear.kernels.penalty import ONCE, Times
 from xmc_stream.linear.kernels.rows import row_squares
 from xmc_stream.ppdsparse.solver import penalty_of, solve_on_all_rows
 

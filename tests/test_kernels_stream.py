@@ -16,8 +16,7 @@ from reference import order as twin
 
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import GROUP, RowOrder, stream_order
-from xmc_stream.linear.kernels.dcd import new_scratch
-from xmc_stream.linear.kernels.penalty import ONCE, Times
+from xmc_stream.linear.kernels.dcd import ONCE, Times, new_scratch
 from xmc_stream.ppdsparse.active_rows import Taken
 from xmc_stream.ppdsparse.kernels.stream import ActiveRows
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters

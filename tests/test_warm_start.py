@@ -18,7 +18,7 @@ import xmc_stream as xs
 from xmc_stream.datasets.split import split
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.linear.kernels.penalty import ONCE, Ramp
+from xmc_stream.linear.kernels.dcd import ONCE, Ramp
 from xmc_stream.ppdsparse.kernels.active import start_alpha, start_scores
 from xmc_stream.runtime.plan import Cuts
 

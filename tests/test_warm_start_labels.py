@@ -17,7 +17,7 @@ from helpers.trainings import kill_when, train
 import xmc_stream as xs
 from xmc_stream.errors import InputError
 from xmc_stream.linear.guide import Guide
-from xmc_stream.linear.kernels.penalty import ONCE, Ramp
+from xmc_stream.linear.kernels.dcd import ONCE, Ramp
 from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.ppdsparse import solver
 from xmc_stream.ppdsparse.kernels.active import start_alpha

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from xmc_stream import flags
 from xmc_stream.errors import InputError
-from xmc_stream.linear.kernels.penalty import ONCE
+from xmc_stream.linear.kernels.dcd import ONCE
 from xmc_stream.linear.weights import Unit
 from xmc_stream.methods.weights import LABELS, SAMPLES, Given
 from xmc_stream.metrics import inverse_propensity

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets
-from xmc_stream.linear.kernels.dcd import new_scratch
-from xmc_stream.linear.kernels.penalty import Times
+from xmc_stream.linear.kernels.dcd import Times, new_scratch
 from xmc_stream.linear.kernels.rows import padded
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.candidates import Found

@@ -25,11 +25,17 @@ from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock, Labels, Pattern
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.linear.kernels.dcd import (
+    ONCE,
+    Penalty,
+    Ramp,
     Scratch,
     Steps,
+    Times,
     awake_in_order,
     descend,
     dual_terms,
+    of_class,
+    of_lines,
     solve_classes,
     take_weights,
     violation,
@@ -45,7 +51,6 @@ from xmc_stream.linear.kernels.lanecd import (
     take_rows,
 )
 from xmc_stream.linear.kernels.lanecd import take_weights as take_lane_weights
-from xmc_stream.linear.kernels.penalty import ONCE, Penalty, Ramp, Times, of_class, of_lines
 from xmc_stream.linear.kernels.rows import add_rows, as_lines, renumber, row_squares
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset

@@ -26,8 +26,7 @@ from xmc_stream import flags
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock
 from xmc_stream.kernels.order import GROUP, RowOrder, epoch_key, strip_slots
-from xmc_stream.linear.kernels.dcd import dual_terms, take_weights
-from xmc_stream.linear.kernels.penalty import Ramp, Times, of_class
+from xmc_stream.linear.kernels.dcd import Ramp, Times, dual_terms, of_class, take_weights
 from xmc_stream.linear.kernels.rows import row_squares
 from xmc_stream.linear.weights import Unit
 from xmc_stream.ppdsparse.active_rows import DiskRows, MemoryRows, Taken, rows_on_disk

@@ -8,21 +8,20 @@ before violations are measured: what these lack then is in docs/design/all-rows.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.instructions import LANES, add_to_lines, lane_step, prefetch, soft_lines
-from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.permutation import key_of, visiting_order
-from xmc_stream.linear.kernels.dcd import Steps
-from xmc_stream.linear.kernels.penalty import Penalty, of_class
+from xmc_stream.linear.kernels.dcd import Penalty, Steps, of_class
+from xmc_stream.linear.kernels.rows import fetch
 
 _AHEAD = 8  # rows: memory is asked for so many before it is needed
-_LINE = 16  # entries in a cache line
 _0, _1 = np.float32(0.0), np.float32(1.0)
 
 
@@ -85,14 +84,6 @@ def begin_lanes(first: int, y: Labels, classes: NDArray[np.float64], penalty: Pe
     return used
 
 
-@inner_kernel
-def _fetch_row(i: int, indptr: NDArray[np.int64], indices: NDArray[Any], values: NDArray[np.float32]) -> None:
-    """Begin to bring all entries of a row into the cache. What they look up in v follows soon enough by itself."""
-    for p in range(indptr[i], indptr[i + 1], _LINE):
-        prefetch(indices, p)
-        prefetch(values, p)
-
-
 @kernel
 def _descend(
     x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], lam: np.float32, tau: np.float32, bias: bool,
@@ -109,7 +100,8 @@ def _descend(
         prefetch(positive, soon)
         prefetch(squares, soon)
         prefetch(indptr, order[min(t + 2 * _AHEAD, n - 1)])
-        _fetch_row(soon, indptr, indices, values)
+        fetch(indices, indptr[soon], indptr[soon + 1])  # what they look up in v follows soon enough by itself
+        fetch(values, indptr[soon], indptr[soon + 1])
         weight = np.float32(rows[i]) if len(rows) else _1
         if weight <= _0:
             continue

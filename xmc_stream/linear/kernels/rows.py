@@ -11,6 +11,8 @@ in others, those of entries are summed so too (`Penalty.lanes`): they are the sa
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,9 +20,9 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.csr import sum_of_squares
 from xmc_stream.kernels.instructions import LANES, prefetch, soft_product
 from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.kernels.lines import CACHE_LINE
 
 AHEAD = 4  # rows: memory is asked for so many before it is needed
-_LINE = 16  # values in a cache line
 
 
 @kernel
@@ -175,9 +177,9 @@ def fetch_row(row: int, indptr: NDArray[np.int64], indices: NDArray[np.int32], d
 
 
 @inner_kernel
-def fetch_line(begin: int, width: int, values: NDArray[np.float32]) -> None:
-    """Begin to bring a whole line into the cache."""
-    for p in range(begin, begin + width, _LINE):
+def fetch(values: NDArray[Any], begin: int, end: int) -> None:
+    """Begin to bring values[begin : end], of four bytes each, into the cache."""
+    for p in range(begin, end, CACHE_LINE):
         prefetch(values, p)
 
 

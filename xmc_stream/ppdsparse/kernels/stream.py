@@ -14,8 +14,7 @@ from xmc_stream.kernels.bits import place_of
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import GROUP_BITS, order_of, place_in_group
-from xmc_stream.linear.kernels.dcd import descend, violation
-from xmc_stream.linear.kernels.penalty import Penalty, Ramp, Times, alpha_of, of_class, times
+from xmc_stream.linear.kernels.dcd import Penalty, Ramp, Times, alpha_of, descend, of_class, times, violation
 from xmc_stream.linear.kernels.rows import add_rows
 
 
