@@ -20,10 +20,9 @@ from xmc_stream.errors import StoreError
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.runtime.plan import Portion
 from xmc_stream.store.chunks import WINDOW, ChunkedArray, open_array, read_lines
-from xmc_stream.store.encoding import ArrayWriter, new_store
+from xmc_stream.store.encoding import ArrayWriter, PackedArrayWriter, new_pack, new_store, pack_damage
 from xmc_stream.store.model import StoredModel
 from xmc_stream.store.nodes import understood, whole_of
-from xmc_stream.store.packing import PackedArrayWriter, new_pack, pack_damage
 from xmc_stream.system.stop import stop_if_unwanted
 
 FACTORS = "factors"  # where a model has W (D x r) and H (K x r)

@@ -30,11 +30,10 @@ from xmc_stream.factors.rowblocks import (
 from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
 from xmc_stream.kernels.permutation import HELD_OUT, held_out
 from xmc_stream.kernels.products import add_lines, add_transposed, multiply
-from xmc_stream.kernels.ranking import fold_top_k
+from xmc_stream.kernels.ranking import Ranking, fold_top_k
 from xmc_stream.metrics import among
-from xmc_stream.models.counts import fold_metrics
 from xmc_stream.models.decisions import BEST_LABEL
-from xmc_stream.models.runs import filter_pairs, no_predictions
+from xmc_stream.models.runs import filter_pairs, fold_metrics, no_predictions
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream
@@ -134,20 +133,20 @@ def held_out_metrics(learned: Learned, scores: Panels, labels: Dense, criterion:
     if not learned.share:
         return {}
     Y, hits, n, auc = learned.dataset().Y_rows(), np.zeros(PLACES, np.int64), 0, 0
-    nothing, counts = filter_pairs([]), np.zeros((3, labels.n if criterion == "auc" else 0), np.int32)
+    nothing, counts = filter_pairs(), np.zeros((3, labels.n if criterion == "auc" else 0), np.int32)
     for first in range(0, scores.n, BLOCK):
         last = min(first + BLOCK, scores.n)
         held_out = learned.kept_out(first, last - first)
         if held_out is None or not held_out.any():
             continue
         lines, y = scores.read(first, last)[held_out], Y.gather(first + np.flatnonzero(held_out))
-        best, at = no_predictions(len(lines), PLACES)
+        best = Ranking(*no_predictions(len(lines), PLACES))
         if criterion == "auc":
-            auc += fold_metrics(partial(tiles, lines, labels), y, nothing, BEST_LABEL, best, at, counts)
+            auc += fold_metrics(partial(tiles, lines, labels), y, nothing, BEST_LABEL, best, counts)
         else:
             for low, tile in tiles(lines, labels):
-                fold_top_k(tile, low, nothing, best, at)
-        right = among(np.arange(len(lines))[:, None], best, y.indptr, y.indices)
+                fold_top_k(tile, low, nothing, *best)
+        right = among(np.arange(len(lines))[:, None], best.labels, y.indptr, y.indices)
         hits += np.cumsum(right, axis=1).sum(axis=0)
         n += len(lines)
     metrics = {"hits": hits.tolist(), "n_held_out": n, "bytes_read": Y.bytes_read}

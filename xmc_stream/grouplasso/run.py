@@ -28,7 +28,7 @@ from xmc_stream.runtime.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan, Portion
 from xmc_stream.store.chunks import plain_arrays, read_small
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.packing import new_pack
+from xmc_stream.store.encoding import new_pack
 from xmc_stream.store.places import make_folder
 from xmc_stream.system.stop import stop_if_unwanted
 

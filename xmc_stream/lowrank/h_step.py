@@ -38,8 +38,8 @@ from xmc_stream.lowrank.solver import (
     trust_region,
 )
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.encoding import new_pack
+from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.blas import one_blas_thread
 
 _GRAMS = 1 << 22  # entries of r x r matrices of labels that are solved for at a time

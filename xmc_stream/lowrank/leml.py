@@ -26,8 +26,8 @@ from xmc_stream.lowrank.w_step import WStep, WStepJob
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.metrics import average_auc
 from xmc_stream.runtime.job import Loop, Phase, Receipt
-from xmc_stream.store.places import remove
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.places import remove
 from xmc_stream.system.blas import one_blas_thread
 
 _ALTERNATED = 0.97  # of a run, that alternations take

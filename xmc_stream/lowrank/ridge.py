@@ -36,8 +36,8 @@ from xmc_stream.lowrank.solver import VECTORS, Array, Descent, Progress
 from xmc_stream.runtime.job import Ledger, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import SparseMatrix, stream
+from xmc_stream.store.places import remove
 
 _LARGE = 1 << 24  # entries of X, from which on its sums are taken in parts
 _PART = 128  # entries of a part for each feature, at least: to add its D x c sum takes a fiftieth of making it

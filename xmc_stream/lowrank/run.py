@@ -23,8 +23,8 @@ from xmc_stream.methods.contract import TrainingRun
 from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.chunks import open_array
+from xmc_stream.store.encoding import new_pack
 from xmc_stream.store.model import UNIT
-from xmc_stream.store.packing import new_pack
 from xmc_stream.system.blas import one_blas_thread
 
 _GRAMS = 16  # parts of A^T A, at most

@@ -28,7 +28,7 @@ from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, chosen_rows, ranked
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.packing import PackedArrayWriter, new_pack
+from xmc_stream.store.encoding import PackedArrayWriter, new_pack
 
 _CLASSES = 4096  # written or read at a time, at most: with ENTRIES entries at most; a class at least
 

@@ -60,9 +60,8 @@ from xmc_stream.ppdsparse.state import (
 from xmc_stream.runtime.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import HALVES, UNIT
-from xmc_stream.store.places import make_folder
+from xmc_stream.store.places import make_folder, remove
 
 BROUGHT = ("fresh", "used")  # in receipts of solves: see `SolveJob`; of approximate searches alone
 # the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched

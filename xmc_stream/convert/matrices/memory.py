@@ -23,9 +23,9 @@ from xmc_stream.convert.matrices.sides import BlockSize, Raw, Side, block_bytes,
 from xmc_stream.convert.plan import plan_writing
 from xmc_stream.errors import InputError
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import writing
 from xmc_stream.store.names import new_names
 from xmc_stream.store.new_dataset import load_kernels, new_dataset
+from xmc_stream.store.places import writing
 from xmc_stream.system.memory import MemoryLimit
 
 _WINDOW = 2**18  # items of an array checked at a time

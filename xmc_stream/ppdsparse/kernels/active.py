@@ -19,7 +19,7 @@ from xmc_stream.kernels.domains import FIRST_NEGATIVES
 from xmc_stream.kernels.instructions import popcount
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, permuted, word_bits
-from xmc_stream.linear.kernels.penalty import Ramp, Times, alpha_of, times
+from xmc_stream.linear.kernels.dcd import Ramp, Times, alpha_of, times
 from xmc_stream.ppdsparse.kernels.search import keep_best
 
 _STEPS = 40  # of Newton's method, at most
