@@ -214,6 +214,27 @@ def _move_hinges(line: NDArray[Any], x: np.float32, d: NDArray[Any], less: np.fl
 
 
 @inner_kernel
+def _move_margins(
+    line: NDArray[Any],
+    x: np.float32,
+    d: NDArray[Any],
+    less: np.float32,
+    s: NDArray[Any],
+    t: NDArray[Any],
+    n: NDArray[Any],
+) -> None:
+    """`_move_hinges`, and s = max(line, 0), n = [line > 0] after it. In one loop, as two take 5 % longer in a visit."""
+    for r in range(len(line)):
+        a = line[r]
+        delta = x * (d[r] - less)
+        after = a + delta
+        t[r] = _above(a, delta, after)
+        s[r] = after if after > _0 else _0
+        n[r] = _1 if after > _0 else _0
+        line[r] = after
+
+
+@inner_kernel
 def _quadratic(x: np.float32) -> np.float32:
     """(exp(x) - 1 - x) / x^2 for small x."""
     p = np.float32(1.9841270e-4)
@@ -342,8 +363,7 @@ def move_entries(
             pass  # without labels there is no loss
         elif loss == MULTICLASS:
             line[labels[q]] = _0
-            _move_hinges(line, x, d, d[labels[q]], t)
-            _count(line, _0, s, n)
+            _move_margins(line, x, d, d[labels[q]], s, t, n)
             above += np.float64(total(t))
             line[labels[q]] = -total(s)
             active[i] = total(n)
