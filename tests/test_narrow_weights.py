@@ -25,10 +25,10 @@ from xmc_stream.linear.weights import HALF_LEAST, HALF_ROUNDS, half_holds, unit_
 from xmc_stream.methods.contract import Step
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.start import path_of
-from xmc_stream.store.chunks import NARROW_BOUND, WidenedArray, described, open_array, widened
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_matrix
+from xmc_stream.store.chunks import described, open_array
+from xmc_stream.store.encoding import NARROW_BOUND, ArrayWriter, MatrixWriter, new_matrix
 from xmc_stream.store.inventory import seal
-from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.matrix import SparseMatrix, WidenedArray, widened
 from xmc_stream.store.model import begin_model, finish_model
 from xmc_stream.store.nodes import Group
 

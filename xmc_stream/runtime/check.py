@@ -10,8 +10,7 @@ from pathlib import Path
 
 from xmc_stream.runtime.job import Job, Receipt
 from xmc_stream.runtime.plan import even_ranges, fitting_ranges
-from xmc_stream.store.chunks import ChunkedArray, open_array, plain_arrays
-from xmc_stream.store.comparing import Comparing, compare_while_reading
+from xmc_stream.store.chunks import ChunkedArray, Comparing, compare_while_reading, open_array, plain_arrays
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import pack_damage
 from xmc_stream.store.inventory import APART, refuse_broken_seal, seal_damage, take_inventory

@@ -25,7 +25,7 @@ from xmc_stream.runtime.events import EventLog
 from xmc_stream.runtime.job import Done, Failed, Job, Phase, Receipt, do, do_while, receipt_of, run_phases, under_way
 from xmc_stream.runtime.job import Ledger as Notebook
 from xmc_stream.runtime.ledger import Ledger, environment
-from xmc_stream.store.comparing import comparing
+from xmc_stream.store.chunks import comparing
 from xmc_stream.system.memory import Guard, MemoryLimit, make_room, peak_resident, return_freed_memory
 from xmc_stream.system.progress import current
 from xmc_stream.system.stop import stop_if_unwanted

@@ -1,14 +1,18 @@
 """Reading 1-D zarr arrays: the chunk files themselves where they are plain, through zarr where they are not.
 
-`read` fills private buffers by pread.
+`read` fills private buffers by pread. A run may compare chunks with their checksums as it reads them: each once, whichever of
+its threads comes by it first.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +20,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.comparing import once, run_comparing
 from xmc_stream.store.nodes import (
     CHECKSUM_BYTES,
     ZARR_ERRORS,
@@ -45,6 +48,53 @@ _ALL = slice(None)
 _ITEMS = 1 << 19  # of an array that is read by windows
 _AHEAD_CHECKED = 4  # chunks behind a URL that are fetched beside each other while they are compared with checksums
 _PIECE = 1 << 17  # bytes asked for at a time: of more the kernel reads no more than its read-ahead, 128 KiB as it comes
+_MOST_COMPARED = 1 << 14  # chunks that are known to be compared; one that is forgotten is compared again
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """What a run compares as it reads it: the chunks of these stores."""
+
+    stores: tuple[str, ...]
+    run: str
+
+
+@dataclass
+class _Comparison:
+    done: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_thread = threading.local()
+
+
+def comparing() -> Comparing | None:
+    """What the arrays that this thread opens now compare."""
+    what: Comparing | None = getattr(_thread, "comparing", None)
+    return what
+
+
+def run_comparing(array: Path) -> str:
+    """The run that compares the chunks of an array as this thread opens it now; "" where none does."""
+    what = comparing()
+    if what is None or not f"{array}/".startswith(tuple(f"{store}/" for store in what.stores)):
+        return ""
+    return what.run
+
+
+@contextmanager
+def compare_while_reading(what: Comparing | None) -> Iterator[None]:
+    """Arrays that this thread opens in the block compare a chunk with its checksum before they give anything of it."""
+    before, _thread.comparing = comparing(), what
+    try:
+        yield
+    finally:
+        _thread.comparing = before
+
+
+@functools.lru_cache(maxsize=_MOST_COMPARED)
+def _comparison(run: str, chunk: str) -> _Comparison:
+    return _Comparison()
 
 
 class ChunkedArray:
@@ -294,9 +344,13 @@ class ChunkedArray:
         return fd
 
     def _compare_once(self, k: int) -> None:
-        """Compare chunk k with its checksum where the run does as it reads, and has not yet; then it is in the page cache."""
+        """Compare chunk k with its checksum where the run does as it reads, and has not yet; who comes meanwhile waits."""
         if self._run:
-            once(self._run, self.chunk_file(k), lambda: self._compare(k))
+            comparison = _comparison(self._run, str(self.chunk_file(k)))
+            with comparison.lock:
+                if not comparison.done:
+                    self._compare(k)  # then it is in the page cache
+                    comparison.done = True
 
     def _pread(self, k: int, offset: int, out: NDArray[Any]) -> None:
         self._compare_once(k)
@@ -419,60 +473,9 @@ def are_apart(firsts: NDArray[np.int64], counts: NDArray[np.int64], size: int) -
     return bool(ends[-1] <= size and (ends[:-1] <= firsts[1:]).all())
 
 
-def clip_ranges(
-    firsts: NDArray[np.int64], counts: NDArray[np.int64], low: int, high: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Items [low, high) of all items of some ranges, counted through, as ranges again: see `ChunkedArray.read_ranges`."""
-    begins = np.cumsum(counts) - counts
-    skipped = np.clip(low - begins, 0, counts)
-    return firsts + skipped, np.clip(high - begins, 0, counts) - skipped
-
-
 def _close_all(files: dict[int, int]) -> None:
     while files:
         os.close(files.popitem()[1])
-
-
-NARROW_BOUND = 1 << 16  # indices below it fit into two bytes
-# kernels are compiled for one type of indices and one of values: what is narrower on disk is widened as it is read
-_WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
-    np.dtype(np.uint16): np.dtype(np.int32),
-    np.dtype(np.float16): np.dtype(np.float32),
-}
-_WIDENED = 1 << 16  # items that are widened at a time
-
-
-class WidenedArray(ChunkedArray):
-    """An array whose items take two bytes on disk and four in memory: indices below 65,536, or weights of 16 bits.
-
-    dtype: what it is read as. bytes_read, chunk_bytes: of the disk.
-    """
-
-    def __init__(self, array: zarr.Array[Any] | PlainArray) -> None:
-        super().__init__(array)
-        self._stored = np.dtype(self.dtype)
-        self.dtype = _WIDE[self._stored]
-
-    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Items [start, stop) in a private array, or in `out[: stop - start]`."""
-        n = self._count(start, stop, out)
-        out = np.empty(n, self.dtype) if out is None else out[:n]
-        piece = np.empty(min(n, _WIDENED), self._stored)
-        for low in range(start, stop, _WIDENED):
-            high = min(low + _WIDENED, stop)
-            out[low - start : high - start] = super().read(low, high, piece)
-        return out
-
-    def read_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Items [first, first + count) of each range: see `ChunkedArray.read_ranges`. They are held in both types."""
-        narrow = np.empty(len(out), self._stored)
-        super().read_ranges(firsts, counts, narrow)
-        out[:] = narrow
-
-
-def widened(array: zarr.Array[Any] | PlainArray) -> ChunkedArray:
-    """An array to be read, widened where it is narrow."""
-    return WidenedArray(array) if array.dtype in _WIDE else ChunkedArray(array)
 
 
 WINDOW = 1 << 18  # bytes of a file of lines that are read at once

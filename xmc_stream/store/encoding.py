@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import NARROW_BOUND, ChunkedArray, open_array
+from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import CHECKSUM_BYTES, LENGTH_BYTES, Group, Index, PlainArray, checksum, read_index
 from xmc_stream.store.places import fsync_folder, naming, new_folder, remove
@@ -40,6 +40,7 @@ from xmc_stream.system.stop import stop_if_unwanted, work_name
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
+NARROW_BOUND = 1 << 16  # indices below it fit into two bytes
 _EVEN = 64 * 2**10  # of which chunks of other sizes are multiples: of every page size in use
 _WRITE = 2**18  # bytes written at a time
 PACK_CHUNK_BYTES = 2**18  # held of each array of a pack

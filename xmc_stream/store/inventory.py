@@ -29,13 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import ChunkedArray, described
-from xmc_stream.store.comparing import Comparing, compare_while_reading
+from xmc_stream.store.chunks import ChunkedArray, Comparing, compare_while_reading, described
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.nodes import (
     CHECKSUM_BYTES,
     CRCS,
     ZARR_ERRORS,
+    Group,
     PlainArray,
     attributes_of,
     checksum,
@@ -43,7 +43,6 @@ from xmc_stream.store.nodes import (
     is_whole,
     not_understood,
     read_json,
-    set_attributes,
     understood,
     whole_of,
 )
@@ -131,7 +130,7 @@ class ArrayFiles:
 
     def note_crcs(self) -> None:
         """Put the checksums that the chunk files end with into the zarr.json."""
-        set_attributes(Path(self.folder), {CRCS: "".join(crc for _, crc in self._ends())})
+        Group(Path(self.folder)).update_attributes({CRCS: "".join(crc for _, crc in self._ends())})
 
     def _ends(self) -> Iterator[tuple[Path, str]]:
         """Each chunk file, and the checksum that it ends with; "" where it is not there or not of its size.
@@ -224,7 +223,7 @@ def array_files(file: Path) -> tuple[ArrayFiles | None, bool]:
 
 def seal(path: Path) -> None:
     """Put a hash of all zarr.json files under `path`, byte for byte, into the attributes of its own."""
-    set_attributes(path, {SEAL: BLANK})
+    Group(path).update_attributes({SEAL: BLANK})
     fill_seal(path)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import ChunkedArray, are_apart, described, open_array, widened
+from xmc_stream.store.chunks import ChunkedArray, are_apart, described, open_array
 from xmc_stream.store.nodes import PlainArray, attributes_of, is_whole
 
 if TYPE_CHECKING:
@@ -21,6 +21,47 @@ if TYPE_CHECKING:
 
 _WINDOW = 1 << 16  # lines whose indptr is read at a time: 512 KiB
 _CHECKED = 1 << 19  # entries that are looked at at a time: each takes the interpreter's lock some four times
+
+
+# kernels are compiled for one type of indices and one of values: what is narrower on disk is widened as it is read
+_WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.uint16): np.dtype(np.int32),
+    np.dtype(np.float16): np.dtype(np.float32),
+}
+_WIDENED = 1 << 16  # items that are widened at a time
+
+
+class WidenedArray(ChunkedArray):
+    """An array whose items take two bytes on disk and four in memory: indices below 65,536, or weights of 16 bits.
+
+    dtype: what it is read as. bytes_read, chunk_bytes: of the disk.
+    """
+
+    def __init__(self, array: zarr.Array[Any] | PlainArray) -> None:
+        super().__init__(array)
+        self._stored = np.dtype(self.dtype)
+        self.dtype = _WIDE[self._stored]
+
+    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Items [start, stop) in a private array, or in `out[: stop - start]`."""
+        n = self._count(start, stop, out)
+        out = np.empty(n, self.dtype) if out is None else out[:n]
+        piece = np.empty(min(n, _WIDENED), self._stored)
+        for low in range(start, stop, _WIDENED):
+            high = min(low + _WIDENED, stop)
+            out[low - start : high - start] = super().read(low, high, piece)
+        return out
+
+    def read_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Items [first, first + count) of each range: see `ChunkedArray.read_ranges`. They are held in both types."""
+        narrow = np.empty(len(out), self._stored)
+        super().read_ranges(firsts, counts, narrow)
+        out[:] = narrow
+
+
+def widened(array: zarr.Array[Any] | PlainArray) -> ChunkedArray:
+    """An array to be read, widened where it is narrow."""
+    return WidenedArray(array) if array.dtype in _WIDE else ChunkedArray(array)
 
 
 @dataclass(frozen=True)

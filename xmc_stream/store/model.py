@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import NARROW_BOUND, read_small
+from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import ArrayWriter
+from xmc_stream.store.encoding import NARROW_BOUND, ArrayWriter
 from xmc_stream.store.inventory import LOGS, change_sealed, is_of_format, log_hashes, seal
 from xmc_stream.store.names import SELECTED, NamedStore
 from xmc_stream.store.nodes import Group, attributes_of, whole_of

@@ -43,7 +43,7 @@ _KINDS = (
 
 
 class Group:
-    """A group of a local store that is being written. attributes: its own, for a new one; else it is there already."""
+    """A group, or array, of a local store that is being written. attributes: of a new group; else it is there already."""
 
     def __init__(self, path: Path, attributes: Mapping[str, Any] | None = None) -> None:
         self.path = path
@@ -61,20 +61,15 @@ class Group:
 
     def update_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Set attributes beside those that are there."""
-        set_attributes(self.path, attributes)
+        about = json.loads((self.path / _NAME).read_bytes())
+        about["attributes"].update(attributes)
+        _write(self.path, about)
 
 
 def from_here(path: Path) -> str:
     """An absolute path, relative to the current folder where it is in it; of what is behind a URL the URL."""
     here = Path.cwd()
     return in_urls(str(path.relative_to(here) if path.is_relative_to(here) else path))
-
-
-def set_attributes(path: Path, attributes: Mapping[str, Any]) -> None:
-    """Set attributes of the group or array in a folder, beside those that are there."""
-    about = json.loads((path / _NAME).read_bytes())
-    about["attributes"].update(attributes)
-    _write(path, about)
 
 
 @dataclass(frozen=True)
