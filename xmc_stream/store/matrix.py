@@ -161,9 +161,8 @@ class SparseMatrix:
 
     def close_files(self) -> None:
         """Close the files that reading opened; see `ChunkedArray.close_files`."""
-        for array in (self.indptr, self.indices, self.data):
-            if array is not None:
-                array.close_files()
+        for array in self.arrays():
+            array.close_files()
 
     @property
     def fingerprint(self) -> str:
@@ -181,7 +180,7 @@ class SparseMatrix:
     @property
     def bytes_read(self) -> int:
         """Bytes of the ranges read so far."""
-        return self.indptr.bytes_read + self.indices.bytes_read + (0 if self.data is None else self.data.bytes_read)
+        return sum(array.bytes_read for array in self.arrays())
 
     def arrays(self) -> list[ChunkedArray]:
         """The arrays that hold bytes."""
@@ -265,23 +264,20 @@ class SparseMatrix:
             if self._finite and data is not None and not np.isfinite(data[low:high]).all():
                 raise StoreError(f"{self.path} has values that are not finite: the store is damaged; make it again")
 
-    def windows(self, start: int, stop: int, size: int) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
-        """Indices and values (None: ones) of lines [start, stop), one after another, so many at a time."""
-        return self._windows(start, stop, size, self.data)
-
     def index_windows(self, start: int, stop: int, size: int) -> Iterator[NDArray[Any]]:
         """Indices alone of lines [start, stop), so many at a time."""
-        return (indices for indices, _ in self._windows(start, stop, size, None))
+        return (indices for indices, _ in self.windows(start, stop, size, False))
 
-    def _windows(
-        self, start: int, stop: int, size: int, values: ChunkedArray | None
+    def windows(
+        self, start: int, stop: int, size: int, values: bool = True
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
+        """Indices and values (None: ones, or not wanted) of lines [start, stop), one after another, so many at a time."""
         for low in range(start, stop, _WINDOW):
             ends, before = self.ends(low, min(low + _WINDOW, stop)), -1
             for first in range(int(ends[0]), int(ends[-1]), size):
                 last = min(first + size, int(ends[-1]))
                 indices = self.indices.read(first, last)
-                data = None if values is None else values.read(first, last)
+                data = self.data.read(first, last) if values and self.data is not None else None
                 self._check(low, ends[slice(*np.searchsorted(ends, (first, last)))] - first, indices, data, before)
                 before = int(indices[-1])
                 yield indices, data

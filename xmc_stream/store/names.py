@@ -297,7 +297,6 @@ def open_row_ids(store: Path, n_rows: int) -> Names | None:
 @contextmanager
 def new_vectorizer(path: Path, options: Mapping[str, Any]) -> Iterator[ArrayWriter]:
     """A vectorizer under construction; what is given takes its idf (D,), float64, in turn."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with new_store(path, options) as group:
         idf = ArrayWriter(group, "idf", np.float64, CHUNK_BYTES)
         yield idf

@@ -252,9 +252,8 @@ def refuse_unwritable(path: Path) -> None:
     work = work_folder(path)
     if not is_ours(work):
         refuse_foreign(work)
-        fd = hold(work / LOCK)
-        remove_held(work / LOCK)
-        os.close(fd)
+        make_folder(work)
+        remove_work(work / LOCK)
 
 
 def remove_left(file: Path) -> None:
