@@ -21,7 +21,7 @@ from sklearn.utils.multiclass import type_of_target
 import xmc_stream as xs
 from xmc_stream import estimators
 from xmc_stream.errors import InputError
-from xmc_stream.estimators.targets import encoded
+from xmc_stream.estimators.given import encoded
 
 # by type_of_target's name and the type of labels; "lists" are those of MultiLabelBinarizer, which it does not know
 Y: dict[tuple[str, str], list[Any]] = {

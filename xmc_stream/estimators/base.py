@@ -17,8 +17,7 @@ from xmc_stream.convert import convert
 from xmc_stream.convert.matrices.memory import stored
 from xmc_stream.errors import InputError, renaming
 from xmc_stream.estimators.fitted import Fitted
-from xmc_stream.estimators.rows import check_dataset, checked, is_on_disk, of_matrix
-from xmc_stream.estimators.targets import Indicator, Target, encoded
+from xmc_stream.estimators.given import Indicator, Target, check_dataset, checked, encoded, is_on_disk, of_matrix
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.weights import Given

@@ -15,9 +15,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from xmc_stream.arguments import native
 from xmc_stream.errors import InputError
-from xmc_stream.estimators.rows import checked, is_on_disk
-from xmc_stream.estimators.targets import Target
-from xmc_stream.evaluation.evaluate import evaluate
+from xmc_stream.estimators.given import Target, checked, is_on_disk
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration
@@ -217,6 +215,8 @@ class Fitted:
         """
         check_is_fitted(self, "model_")
         if is_on_disk(X) and y is None:
+            from xmc_stream.evaluation.evaluate import evaluate  # `fit` and `predict` go without
+
             return float(evaluate(self.model_.path, as_dataset(X), ks=(1,), **self._how())["P@1"]) / 100.0
         if y is None:
             raise InputError("score needs y, the true labels of X: only a dataset comes with its own")

@@ -13,7 +13,7 @@ from sklearn.utils.validation import _check_sample_weight
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError
 from xmc_stream.estimators.base import Estimator
-from xmc_stream.estimators.targets import Target
+from xmc_stream.estimators.given import Target
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.memoir.parameters import MEMOIRParameters
