@@ -178,7 +178,7 @@ def test_a_prediction_is_refused_before_its_rows_are_read(
     def read(*_: Any, **__: Any) -> None:
         raise AssertionError("rows were read")
 
-    monkeypatch.setattr("xmc_stream.models.api.samples", read)
+    monkeypatch.setattr("xmc_stream.models.prediction.samples", read)
     (place / "new.txt").write_text("0:1\n")
     (place / "new.txt.partial").mkdir()
     (place / "new.txt.partial" / ("thesis" if "user" in left else LOCK)).touch()

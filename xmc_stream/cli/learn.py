@@ -224,8 +224,7 @@ def predict(
     OUT.jsonl has the names of labels where the model knows them. As OUT, - is standard output, which gets what OUT.jsonl
     would. Rows that have ids (--id-field) keep them.
     """
-    from xmc_stream.models import Execution, load_model
-    from xmc_stream.models.api import predict_with
+    from xmc_stream.models import Execution, load_model, predict_with
 
     execution = Execution(memory_limit, threads, scheduler, True)
     report = predict_with(load_model(model), data, out, k, execution, overwrite, pairs, check, **_of_rows(reading))

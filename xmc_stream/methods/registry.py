@@ -5,8 +5,8 @@ What a method declares (its parameters, their help) is loaded without the method
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.errors import InputError
@@ -76,5 +76,4 @@ def _place(name: str) -> tuple[str, str]:
 
 
 def _at(place: str) -> Any:
-    module, name = place.split(":")
-    return getattr(importlib.import_module(f"xmc_stream.{module}"), name)
+    return resolve_name(f"xmc_stream.{place}")

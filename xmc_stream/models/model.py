@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -411,8 +411,7 @@ def load_model(path: str | Path) -> Model:
     kind = found.attributes.get(KIND, "low-rank" if found.attributes.get("rank") else "linear")
     if not isinstance(kind, str) or kind not in KINDS:
         raise StoreError(f"{path} is a model of a kind that is not known here ({kind!r}): update, or load its method")
-    module, name = KINDS[kind].split(":")
-    model: Model = getattr(importlib.import_module(module), name)(found.path, found.attributes)
+    model: Model = resolve_name(KINDS[kind])(found.path, found.attributes)
     return model
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError
 from xmc_stream.models.execution import Execution, advising, behind, planned
 from xmc_stream.models.held import check_k, rank, refuse_other_rows
-from xmc_stream.models.samples import are_texts, asked, converted, normalised
+from xmc_stream.models.samples import are_texts, asked, converted, normalised, samples
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.names import ROW_IDS, WINDOW, Names
@@ -77,6 +77,21 @@ def predict_topk(
     return labels.astype(np.int64), scores
 
 
+def predict_with(
+    model: Model, data: Any, out: str | Path, k: int, execution: Execution, overwrite: bool = False,
+    filter: str | Path | None = None, check: bool = True, **reading: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Write the k best classes of each sample of any data to disk: see `xmc_stream.predict`.
+
+    reading: options of `convert` that say how a file of samples is read, see `samples`.
+    """
+    out = STANDARD_OUTPUT if str(out) == str(STANDARD_OUTPUT) else target_path(out)
+    check_target(model, out, k, overwrite)
+    folder = execution.scratch(model.path) if out == STANDARD_OUTPUT else out.absolute().parent
+    with working("predict", execution.progress), samples(data, model, folder, execution, **reading) as dataset:
+        return predict_to(model, dataset, out, k, execution, overwrite, filter, check)
+
+
 def predict_to(
     model: Model,
     dataset: Dataset,
@@ -87,7 +102,7 @@ def predict_to(
     filter: str | Path | None = None,
     check: bool = True,
 ) -> dict[str, Any]:
-    """Write the k best classes of each sample to disk: see `api.predict`."""
+    """Write the k best classes of each sample of a dataset to disk: see `xmc_stream.predict`."""
     from xmc_stream.convert.lines.files import file_identity
     from xmc_stream.models.runs import Wanted
     from xmc_stream.runtime.check import checked_reading
