@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 # by name: where the parameters and the method are; of a preset those of its method
 _PLACES = {
-    "ppdsparse": ("ppdsparse.parameters:PPDSparseParameters", "ppdsparse.method:PPDSparseMethod"),
-    "dismec": ("ppdsparse.parameters:PPDSparseParameters", "ppdsparse.method:PPDSparseMethod"),
-    "pdsparse": ("pdsparse.parameters:PDSparseParameters", "pdsparse.method:PDSparseMethod"),
-    "leml": ("lowrank.parameters:LEMLParameters", "lowrank.method:LEMLMethod"),
-    "cplst": ("lowrank.parameters:CPLSTParameters", "lowrank.method:CPLSTMethod"),
-    "group-lasso": ("grouplasso.parameters:GroupLassoParameters", "grouplasso.method:GroupLassoMethod"),
-    "memoir": ("memoir.parameters:MEMOIRParameters", "memoir.method:MEMOIRMethod"),
+    "ppdsparse": ("xmc_stream.ppdsparse.parameters:PPDSparseParameters", "xmc_stream.ppdsparse.method:PPDSparseMethod"),
+    "dismec": ("xmc_stream.ppdsparse.parameters:PPDSparseParameters", "xmc_stream.ppdsparse.method:PPDSparseMethod"),
+    "pdsparse": ("xmc_stream.pdsparse.parameters:PDSparseParameters", "xmc_stream.pdsparse.method:PDSparseMethod"),
+    "leml": ("xmc_stream.lowrank.parameters:LEMLParameters", "xmc_stream.lowrank.method:LEMLMethod"),
+    "cplst": ("xmc_stream.lowrank.parameters:CPLSTParameters", "xmc_stream.lowrank.method:CPLSTMethod"),
+    "group-lasso": (
+        "xmc_stream.grouplasso.parameters:GroupLassoParameters",
+        "xmc_stream.grouplasso.method:GroupLassoMethod",
+    ),
+    "memoir": ("xmc_stream.memoir.parameters:MEMOIRParameters", "xmc_stream.memoir.method:MEMOIRMethod"),
 }
 _registered: dict[str, Method] = {}
 
@@ -46,7 +49,7 @@ def declared(name: str) -> type[Parameters]:
     """The parameters of a method, by its name or that of a preset. Raises InputError for a name that no method has."""
     if name in _registered:
         return _registered[name].parameters
-    found: type[Parameters] = _at(_place(name)[0])
+    found: type[Parameters] = resolve_name(_place(name)[0])
     return found
 
 
@@ -54,7 +57,7 @@ def method(name: str) -> Method:
     """A method by its name, or that of a preset. Raises InputError for a name that no method has."""
     if name in _registered:
         return _registered[name]
-    made: Method = _at(_place(name)[1])()
+    made: Method = resolve_name(_place(name)[1])()
     return made
 
 
@@ -73,7 +76,3 @@ def _place(name: str) -> tuple[str, str]:
     if name not in _PLACES:
         raise InputError(f"there is no method {name!r}: there are {', '.join(names())}")
     return _PLACES[name]
-
-
-def _at(place: str) -> Any:
-    return resolve_name(f"xmc_stream.{place}")
