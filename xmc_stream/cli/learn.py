@@ -355,15 +355,14 @@ def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, 
         parameters = _parameters(o["solver"], o["settings"], o["class_weight"])
         given = _given(o["sample_weight"], o["class_weight"])
         return planning.plan_training(data, parameters, o["seed"], execution, start, workers, given, o["calibrate"])
+    train_set = None if o.get("train_data") is None else open_dataset(_sealed(o["train_data"]))
     if command == "evaluate" and not is_model(o["predictions"]):
         from xmc_stream.evaluation.evaluate import plan_comparison
 
-        train_set = None if o["train_data"] is None else open_dataset(_sealed(o["train_data"]))
         return plan_comparison(o["predictions"], data, train_set, execution)
     model = load_model(_sealed(o["model"] if command == "predict" else o["predictions"]))
     k = o["k"] if command == "predict" else max(o["ks"])
     filtered = o["pairs"] is not None
-    train_set = None if o.get("train_data") is None else open_dataset(_sealed(o["train_data"]))
     return planning.plan_prediction(
         model, data, k, execution, filtered, command == "evaluate", workers, o.get("out"), train_set
     )

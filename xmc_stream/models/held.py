@@ -32,15 +32,13 @@ _SHARE = 2  # one in so many bytes of the budget is taken at most: two threads m
 _RESULT_BYTES = 20  # of a row and rank: label and score, and what becomes of them
 _ROW_BYTES = 24  # where a row begins, as it is read and in the block
 
-Stamp = tuple[int, int, int]
-
 
 @dataclass
 class _Kept:
     """A model in memory. stamp: of the files it was read from; ranking: bytes that ranking takes; texts: its vocabulary,
     once it was asked about texts."""
 
-    stamp: Stamp
+    stamp: tuple[int, int, int]
     model: Model
     held: Held
     ranking: int
@@ -179,7 +177,7 @@ def _has_vocabulary(kept: _Kept, execution: Execution) -> bool:
     return True
 
 
-def _stamp(model: Model) -> Stamp | None:
+def _stamp(model: Model) -> tuple[int, int, int] | None:
     """What changes whenever a model is written: it is replaced as a whole, and what changes it replaces this file."""
     try:
         about = os.stat(model.path / "zarr.json")

@@ -164,12 +164,11 @@ def answer(
     wanted: where `out` is the path that they will have. check: whether the model is compared with its checksums first.
     beside: what the work after it needs, see `Together`.
     """
-    from xmc_stream.models.runs import ToDisk
     from xmc_stream.runtime.job import Notes
     from xmc_stream.runtime.plan import Together, refuse_unless_it_fits
 
     evaluate = wanted.folder is not None
-    with planned(execution, limit, ToDisk(model.warm_up(evaluate))) as (engine, plan):
+    with planned(execution, limit, model.warm_up(evaluate)) as (engine, plan):
         task = model.ranking(dataset, k, bool(wanted.filtered), evaluate, engine.once)
         refuse_unless_it_fits(Together(task, beside), plan)
         work = begin_predictions(wanted.out, dataset.n_samples, model.n_labels, k)

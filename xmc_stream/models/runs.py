@@ -30,7 +30,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.store.model import COMPACTED, StoredModel
 from xmc_stream.store.names import SELECTED, selected_of
-from xmc_stream.store.predictions import begin_predictions, load_library, write_predictions
+from xmc_stream.store.predictions import begin_predictions, write_predictions
 from xmc_stream.system.stop import work_name
 
 _LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
@@ -43,23 +43,6 @@ _START_SECONDS = 0.5  # of a prediction, about
 HELD_ROWS = 4096  # that are ranked at a time by a model in memory
 LEAST_BLOCK = MIB // 2  # bytes of X in a row block, at least
 PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
-
-
-@dataclass(frozen=True)
-class ToDisk:
-    """What predictions to disk load before memory is planned: what `warm` loads, and the library that writes them."""
-
-    warm: Job
-
-    @property
-    def key(self) -> str:
-        """Never in a ledger."""
-        return self.warm.key
-
-    def run(self) -> Receipt:
-        """Load."""
-        load_library()
-        return self.warm.run()
 
 
 @dataclass(frozen=True)
@@ -253,7 +236,10 @@ class RankingTask(Forecaster):
 
 
 def rank_a_few(task: RankingTask, classes: int = 0) -> None:
-    """Do a task on a few rows in a temporary folder, beside them: what loads its kernels. classes: see `Cuts`."""
+    """Do a task on a few rows, to disk beside them: it loads kernels, and the library that writes predictions.
+
+    classes: see `Cuts`.
+    """
     folder = task.dataset.path.parent
     out = begin_predictions(
         folder / f"predictions-{task.evaluate}", task.dataset.n_samples, task.model.n_labels, task.k

@@ -86,11 +86,6 @@ def is_predictions(path: Path) -> bool:
     return is_of_format(path, FORMAT)
 
 
-def load_library() -> None:
-    """Import what predictions are written with: 18 MB that a plan of memory must have seen."""
-    import zarr  # noqa: F401
-
-
 def begin_predictions(path: Path, n_samples: int, n_labels: int, k: int) -> Path:
     """Empty arrays under a work name, which is returned."""
     import zarr

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from xmc_stream import flags
 from xmc_stream.datasets.split import split_needs
 from xmc_stream.errors import InputError, MemoryLimitError, in_megabytes
-from xmc_stream.methods.contract import Method, Task
+from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, planned
 from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
 from xmc_stream.models.prediction import file_needs
-from xmc_stream.models.runs import RESULT_BYTES, ToDisk
+from xmc_stream.models.runs import RESULT_BYTES
 from xmc_stream.runtime.engine import Engine
 from xmc_stream.runtime.plan import MIB, Forecaster, Forecasters, MemoryPlan, Needs, Together, least_that_works
 from xmc_stream.store.dataset import Dataset
@@ -43,7 +43,6 @@ _PROBE_SECONDS = 0.3
 TRUE_BYTES = 2**20  # of true labels that are compared at a time
 _RANK_BYTES = 48  # of a row and rank: as they are stored, and what comparing makes of them
 _RANKING = 8 * MIB  # that a thread takes at least which ranks labels of rows
-Forecast = dict[str, Any]
 
 
 def with_process(foreseen: Forecast, plan: MemoryPlan, before: int = 0, trains: bool = False) -> Forecast:
@@ -179,7 +178,7 @@ def plan_prediction(
     `evaluate`.
     """
     limit, name = execution.limit([model.path, dataset.path]), "evaluate" if evaluate else "predict"
-    with planned(execution, limit, ToDisk(model.warm_up(evaluate)), processes=workers) as (engine, plan):
+    with planned(execution, limit, model.warm_up(evaluate), processes=workers) as (engine, plan):
         current().phase("looking at the data", (0.0, 0.0))
         forecaster: Forecaster = model.ranking(dataset, k, filtered, evaluate, engine.once)
         if evaluate:
