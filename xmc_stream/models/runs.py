@@ -240,15 +240,10 @@ def rank_a_few(task: RankingTask, classes: int = 0) -> None:
 
     classes: see `Cuts`.
     """
-    folder = task.dataset.path.parent
-    out = begin_predictions(
-        folder / f"predictions-{task.evaluate}", task.dataset.n_samples, task.model.n_labels, task.k
-    )
-    plan, wanted = (
-        MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(classes)),
-        Wanted(out, folder=folder if task.evaluate else None),
-    )
-    run_here(task.loop(plan, wanted), Notes())
+    dataset, folder = task.dataset, task.dataset.path.parent
+    plan = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(classes))
+    out = begin_predictions(folder / f"predictions-{task.evaluate}", dataset.n_samples, dataset.n_labels, task.k)
+    run_here(task.loop(plan, Wanted(out, folder=folder if task.evaluate else None)), Notes())
 
 
 def fold_metrics(
