@@ -22,7 +22,7 @@ from helpers.problems import tight
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmc_stream.convert import convert, convert_report, run
+from xmc_stream.convert import conversion, convert, convert_report
 from xmc_stream.convert.lines import files as text_module
 from xmc_stream.convert.lines.files import Buffers, TextRange, ranges
 from xmc_stream.store import new_dataset as assembly
@@ -116,7 +116,7 @@ def test_threads_and_limits_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     whole = convert(path, tmp_path / "d.xmc", normalize="l2", columns=True)
     expected = files_of(whole.path)
     cut_into(monkeypatch, 300)
-    monkeypatch.setattr(run, "_SMALL", 0)  # or so small a file is one thread's
+    monkeypatch.setattr(conversion, "_SMALL", 0)  # or so small a file is one thread's
     for threads, limit in ((1, tight()), (2, tight()), (2, "4GB")):
         convert(
             path, tmp_path / "d.xmc", normalize="l2", columns=True, overwrite=True, threads=threads, memory_limit=limit

@@ -194,7 +194,7 @@ def test_sigint_keeps_what_is_done_and_the_same_command_goes_on(small: Path, tmp
 FIT = """
 import os, signal, sys, threading, time
 import xmc_stream as xs
-from xmc_stream.runtime import engine as runner, threads as work
+from xmc_stream.runtime import engine as runner, job as work
 from xmc_stream.runtime.events import read_events
 from pathlib import Path
 data, folder = sys.argv[1], Path(sys.argv[2])

@@ -105,7 +105,7 @@ _LAST = {
 
 def left_off(train: list[str], solver: str) -> None:
     """Train again, into `SOLVER.left.partial`, and break off before one of the last jobs."""
-    from xmc_stream.runtime import threads as work
+    from xmc_stream.runtime import job as work
 
     target, whole = train[2].replace(".model", ".left"), work.do
 
