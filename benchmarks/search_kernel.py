@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.ranking import Ranking
-from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.kernels.guide import NO_GROUPS, no_terms
-from xmc_stream.linear.kernels.scores import DENSE_SHARE, NO_BOUNDS, Tile, TileClasses
+from xmc_stream.linear.kernels.scores import DENSE_SHARE, NO_BOUNDS, Tile, TileClasses, in_fours
 from xmc_stream.linear.kernels.topk import top_k
 from xmc_stream.linear.tiles import make_tile
 from xmc_stream.linear.weights import Unit

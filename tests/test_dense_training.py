@@ -14,7 +14,7 @@ from helpers.executed import fit_cut
 
 import xmc_stream as xs
 from xmc_stream.linear.kernels.dcd import solve_classes
-from xmc_stream.linear.kernels.denserows import _unpack, score_fours
+from xmc_stream.linear.kernels.scores import _unpack, score_fours
 from xmc_stream.linear.kernels.topk import LEAD, _fold_fours, _fold_ordered, _lengths, _reach, _top_k
 from xmc_stream.linear.tiles import TileRange, has_bounds
 from xmc_stream.methods.contract import Task

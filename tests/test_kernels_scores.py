@@ -21,10 +21,8 @@ from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.instructions import above, widen
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.ranking import Ranking
-from xmc_stream.linear.kernels.denserows import in_fours
 from xmc_stream.linear.kernels.guide import NO_GROUPS, no_terms
-from xmc_stream.linear.kernels.narrow import narrow
-from xmc_stream.linear.kernels.scores import NO_BOUNDS, TileClasses
+from xmc_stream.linear.kernels.scores import NO_BOUNDS, TileClasses, in_fours, narrow
 from xmc_stream.linear.kernels.topk import top_k
 from xmc_stream.linear.tiles import full_bytes, tile_bytes, tile_width
 

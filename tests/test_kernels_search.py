@@ -19,8 +19,7 @@ from reference import scores as twin
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.linear import tiles
-from xmc_stream.linear.kernels.denserows import in_fours
-from xmc_stream.linear.kernels.scores import FEW
+from xmc_stream.linear.kernels.scores import FEW, in_fours
 from xmc_stream.linear.tiles import tile_bytes, tile_width
 from xmc_stream.ppdsparse.kernels import search as search_kernels
 from xmc_stream.ppdsparse.kernels.search import (

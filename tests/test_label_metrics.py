@@ -31,9 +31,9 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.kernels.ranking import Ranking
-from xmc_stream.linear.kernels.evaluate import TrueScores, count_above, score_positives
 from xmc_stream.linear.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.linear.kernels.scores import NO_BOUNDS, Tile, TileClasses
+from xmc_stream.linear.kernels.topk import TrueScores, count_above, score_positives
 from xmc_stream.linear.tiles import TileSizes
 from xmc_stream.linear.weights import new_unit, plain_units, unit_path
 from xmc_stream.metrics import LabelMetrics, auc_units, average_auc

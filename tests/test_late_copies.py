@@ -19,7 +19,8 @@ from helpers.conversions import cut_into, lines_of
 from helpers.text_files import documents, write_jsonl
 
 import xmc_stream as xs
-from xmc_stream.convert.conversion import ConversionRun, open_source
+from xmc_stream.convert.conversion import ConversionRun
+from xmc_stream.convert.opening import open_source
 from xmc_stream.convert.options import ConvertOptions, TextOptions
 from xmc_stream.convert.plan import plan_memory
 from xmc_stream.datasets.append import _Sets

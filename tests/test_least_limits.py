@@ -95,6 +95,7 @@ ALL = [(solver, number) for solver in registry.names() for number in range(len(s
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(("solver", "number"), ALL, ids=lambda value: str(value))
 def test_the_least_limit_of_every_method_and_word_works(
     solver: str, number: int, data: Path, commands: Cli, tmp_path: Path

@@ -48,6 +48,7 @@ def precision(scores: np.ndarray, truth: np.ndarray, k: int) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_every_program_is_judged_alike_and_what_is_missing_or_fails_is_named(data: Path, tmp_path: Path) -> None:
     log_path = tmp_path / "log.jsonl"
     options = ["made", "--repeats", "1", "--ours", "refused: --set lam=-1", "--log", str(log_path)]

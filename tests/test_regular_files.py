@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -105,7 +106,7 @@ PLACES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("special", ["pipe", "/dev/zero"])
+@pytest.mark.parametrize("special", ["pipe", pytest.param("/dev/zero", marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("command", "parameter"), PLACES)
 def test_a_path_that_is_no_file(folder: Path, command: str, parameter: str, special: str) -> None:
     if special == "pipe" and (command, parameter) in PIPES:
@@ -119,13 +120,19 @@ def test_a_path_that_is_no_file(folder: Path, command: str, parameter: str, spec
         shutil.rmtree(folder / "new", ignore_errors=True)
 
 
-DESCRIPTIONS = ["/dev/zero", "pipe", "deep", "long"]
+KINDS = ["/dev/zero", "pipe", "deep", "long"]
+DESCRIPTIONS = list(itertools.product(["d.xmc", "d.model", "rows.model", "p.zarr"], ["zarr.json", "deeper"], KINDS))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", DESCRIPTIONS)
-@pytest.mark.parametrize("inner", ["zarr.json", "deeper"])
-@pytest.mark.parametrize("store", ["d.xmc", "d.model", "rows.model", "p.zarr"])
+@pytest.mark.parametrize(
+    ("store", "inner", "kind"),
+    # every kind of each store, at one depth or the other
+    [
+        pytest.param(*case, marks=[] if number % 3 == 0 else pytest.mark.soak)
+        for number, case in enumerate(DESCRIPTIONS)
+    ],
+)
 def test_a_description_that_is_none(folder: Path, store: str, inner: str, kind: str) -> None:
     below = {"d.xmc": "X/rows/data", "d.model": "units/00000", "rows.model": "units/rows", "p.zarr": "scores"}[store]
     file = folder / store / (inner if inner == "zarr.json" else f"{below}/zarr.json")

@@ -27,7 +27,7 @@ def popcount(word: Any) -> Any:
 
 
 def widen(weight: Any) -> Any:
-    """A weight as float32: of 32 bits as it is, of 16 bits (uint16, see `linear.kernels.narrow`) widened."""
+    """A weight as float32: of 32 bits as it is, of 16 bits (uint16, see `linear.kernels.scores`) widened."""
     if isinstance(weight, np.uint16):
         weight = np.array([int(weight) << 16], np.uint32).view(np.float32)[0]
     return np.float32(weight)

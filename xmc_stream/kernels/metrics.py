@@ -35,7 +35,7 @@ def fold_counts(
     scores: NDArray[np.float32], first_class: int, y_indptr: NDArray[np.int64], positives: NDArray[np.float32],
     threshold: np.float32, predicted: NDArray[Any], above: NDArray[np.int64],
 ) -> None:  # fmt: skip
-    """predicted[label] += rows whose score exceeds the threshold; above[i]: see `linear.kernels.evaluate`.
+    """predicted[label] += rows whose score exceeds the threshold; above[i]: see `linear.kernels.topk`.
 
     scores (n x c): of classes first_class, first_class + 1, ...; positives: of the true labels, ascending in each row.
     """

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.linear.guide import GUIDE, Guide
 from xmc_stream.linear.implied import IMPLIED, ImpliedLabels
-from xmc_stream.linear.kernels.denserows import MOST_FEATURES
+from xmc_stream.linear.kernels.scores import MOST_FEATURES
 from xmc_stream.linear.weights import LinearWeights, hash_classes, unit_path
 from xmc_stream.models.kind import Checker, WeightArrays
 from xmc_stream.models.model import Model

@@ -21,11 +21,9 @@ from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.guide import GUIDE, Guide, write_guide
 from xmc_stream.linear.implied import IMPLIED, ImpliedLabels
-from xmc_stream.linear.kernels.denserows import chunk_bytes
-from xmc_stream.linear.kernels.evaluate import TrueScores, count_above, score_positives
 from xmc_stream.linear.kernels.implied import lift
-from xmc_stream.linear.kernels.scores import NO_BOUNDS, TileClasses
-from xmc_stream.linear.kernels.topk import top_k
+from xmc_stream.linear.kernels.scores import NO_BOUNDS, TileClasses, chunk_bytes
+from xmc_stream.linear.kernels.topk import TrueScores, count_above, score_positives, top_k
 from xmc_stream.linear.tiles import BoundedTile, TileRange, TileSizes, bounds_bytes, make_bounded, make_tile, widest
 from xmc_stream.linear.weights import LinearWeights, new_unit, plain_units, tiles_of, unit_of, unit_path
 from xmc_stream.metrics import auc_units, leave_out_labels

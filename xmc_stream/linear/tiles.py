@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.ranking import LANES
-from xmc_stream.linear.kernels.denserows import MOST_FEATURES
-from xmc_stream.linear.kernels.narrow import narrow
-from xmc_stream.linear.kernels.scores import DENSE_SHARE, NO_BOUNDS, Bounds, Tile, fill, lay_out
+from xmc_stream.linear.kernels.scores import DENSE_SHARE, MOST_FEATURES, NO_BOUNDS, Bounds, Tile, fill, lay_out, narrow
 from xmc_stream.linear.kernels.topk import LEAD
 from xmc_stream.store.model import UNIT
 

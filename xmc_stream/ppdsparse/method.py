@@ -14,7 +14,7 @@ from xmc_stream import flags
 from xmc_stream.errors import InputError
 from xmc_stream.linear.guide import GUIDE
 from xmc_stream.linear.implied import IMPLIED, implied_of
-from xmc_stream.linear.kernels.denserows import in_fours
+from xmc_stream.linear.kernels.scores import in_fours
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import cut_units, finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.kernels.dcd import ONCE, new_scratch
-from xmc_stream.linear.kernels.denserows import in_fours
-from xmc_stream.linear.kernels.scores import Tile
+from xmc_stream.linear.kernels.scores import Tile, in_fours
 from xmc_stream.linear.tiles import make_tile, tile_bytes
 from xmc_stream.ppdsparse.kernels.active import set_signs, start_sets
 from xmc_stream.ppdsparse.kernels.search import ActiveAhead, BestRows, LossSums, bias_losses, loss_grid, search

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.linear.kernels.dcd import ONCE
-from xmc_stream.linear.kernels.denserows import in_fours
-from xmc_stream.linear.kernels.scores import Tile
+from xmc_stream.linear.kernels.scores import Tile, in_fours
 from xmc_stream.linear.tiles import make_tile, tile_width
 from xmc_stream.linear.weights import Unit
 from xmc_stream.models.cache import shared_cache

@@ -248,7 +248,8 @@ def plan_conversion(
     format: str | None = None, new_labels: bool = False, **options: Any,
 ) -> Forecast:  # fmt: skip
     """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
-    from xmc_stream.convert.conversion import LoadJob, open_source, threads_for
+    from xmc_stream.convert.conversion import LoadJob, threads_for
+    from xmc_stream.convert.opening import open_source
     from xmc_stream.convert.options import ConvertOptions, taken_over, without_labels
     from xmc_stream.convert.plan import least_of_conversion, plan_memory, refuse_unless_it_fits
 

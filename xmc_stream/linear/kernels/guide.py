@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.linear.kernels.denserows import chunks, in_fours, score_fours
-from xmc_stream.linear.kernels.scores import Tile, score_all
+from xmc_stream.linear.kernels.scores import Tile, chunks, in_fours, score_all, score_fours
 
 MOST_DOUBT = np.float32(1.15)  # of a group
 BEYOND = np.float32(0.01)  # slope from 1 on: enough to order labels that are sure

@@ -1,8 +1,9 @@
-"""The best labels of each row by weights of classes, tile after tile."""
+"""The best labels of each row by weights of classes, tile after tile, and what metrics need of every score meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,18 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import UNSEEN, calibrate_row, calibrated
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.ranking import LANES, Ranking, bar, insert, insert_all
-from xmc_stream.linear.kernels.denserows import TOGETHER, chunks, in_fours, score_fours
 from xmc_stream.linear.kernels.guide import guide_row, guided, least_score, sureness
-from xmc_stream.linear.kernels.scores import FEW, TileClasses, met, score_all, score_few
+from xmc_stream.linear.kernels.scores import (
+    FEW,
+    TOGETHER,
+    TileClasses,
+    chunks,
+    in_fours,
+    met,
+    score_all,
+    score_few,
+    score_fours,
+)
 
 LEAD = 128  # slots of an ordered tile that are scored first: they say what the others must exceed
 
@@ -171,7 +181,7 @@ def _fold_fours(
 
 @kernel
 def _lengths(lines: NDArray[np.float32], lengths: NDArray[np.float32]) -> None:
-    """lengths (n / 4,): the longest of each four rows of `lines`, see `denserows.chunks`."""
+    """lengths (n / 4,): the longest of each four rows of `lines`, see `scores.chunks`."""
     squares = np.empty(TOGETHER)
     for q in range(len(lines)):
         squares[:] = 0.0
@@ -287,3 +297,78 @@ def _top_k(x: CSR, classes: TileClasses, terms: NDArray[np.float32], best: Ranki
             _insert_slots(scores, 0, width, i, classes, terms, labels_i, scores_i)
         else:
             _fold(scores, first_class, n_classes, i, by, terms, groups, barred, labels_i, scores_i)
+
+
+class TrueScores(NamedTuple):
+    """The scores of the true labels of row i: scores[indptr[i] : indptr[i + 1]], ascending."""
+
+    indptr: NDArray[np.int64]
+    scores: NDArray[np.float32]
+
+
+@kernel
+def score_positives(
+    x: CSR, y: Labels, classes: TileClasses, terms: NDArray[np.float32], positives: NDArray[np.float32]
+) -> None:
+    """The scores of the true labels that one tile holds: positives[p] is that of y.indices[p].
+
+    Rows without true labels in the tile are not scored. terms: as `top_k` has them.
+    """
+    indptr, indices, data = x
+    y_indptr, y_indices = y
+    first_class, n_classes, tile, by, groups, _, scores = classes
+    start, slots, weights, bias = tile
+    for i in range(len(indptr) - 1):
+        p, end = y_indptr[i], y_indptr[i + 1]
+        while p < end and y_indices[p] < first_class:
+            p += 1
+        if p == end or y_indices[p] >= first_class + n_classes:
+            continue
+        score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        while p < end and y_indices[p] < first_class + n_classes:
+            c = y_indices[p] - first_class
+            score = guided(scores[c], c, i, terms, groups) if groups.shape[0] else scores[c]
+            positives[p] = calibrated(score, c, by) if by.shape[1] else score
+            p += 1
+
+
+@kernel
+def count_above(
+    x: CSR,
+    classes: TileClasses,
+    terms: NDArray[np.float32],
+    best: Ranking,
+    barred: Labels,
+    true: TrueScores,
+    threshold: np.float32,
+    predicted: NDArray[Any],
+    above: NDArray[np.int64],
+) -> None:
+    """Do what `top_k` does; predicted[label] += rows in which it scores above the threshold; and for each row
+
+    above[i] += 2 #{(z, s): z > s} + #{(z, s): z = s}, z the score of any class of the tile, s of any true label of the
+    row.
+    """
+    indptr, indices, data = x
+    first_class, n_classes, tile, by, groups, _, scores = classes
+    start, slots, weights, bias = tile
+    best_labels, best_scores = best
+    y_indptr, positives = true
+    for i in range(len(indptr) - 1):
+        score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        guide_row(scores, i, terms, groups)
+        calibrate_row(scores, by)
+        bar(i, first_class, n_classes, barred, scores)
+        insert_all(scores, first_class, n_classes, best_labels[i], best_scores[i])
+        row = scores[:n_classes]
+        counts = predicted[first_class : first_class + n_classes]
+        for c in range(n_classes):
+            counts[c] += np.int32(row[c] > threshold)
+        for p in range(y_indptr[i], y_indptr[i + 1]):
+            over, level = np.int32(0), np.int32(0)
+            for c in range(n_classes):
+                over += np.int32(row[c] > positives[p])
+                level += np.int32(row[c] >= positives[p])
+            if level == 0:  # nor does any reach the higher ones
+                break
+            above[i] += over + level

@@ -12,8 +12,7 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.instructions import above, popcount
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.ranking import LANES
-from xmc_stream.linear.kernels.denserows import chunks, score_fours
-from xmc_stream.linear.kernels.scores import FEW, Tile, met, score_all, score_few
+from xmc_stream.linear.kernels.scores import FEW, Tile, chunks, met, score_all, score_few, score_fours
 
 SPARE = 16  # places for more rows than are wanted, at least
 BINS = 256  # of the scores that were flushed, see begin_anew
@@ -200,7 +199,7 @@ def search(
     """Score a block of rows for one tile; keep the best-scoring rows outside the active sets; sum the losses.
 
     first_row: number of the block's first row in the job's range. slot_of: the slot of class first_class + c, or -1.
-    fours: whether rows have most features, see `denserows.in_fours`.
+    fours: whether rows have most features, see `scores.in_fours`.
     """
     width = len(tile.bias)
     for low, high, lines, scores in chunks(x, len(tile.start) - 1, width, fours):
