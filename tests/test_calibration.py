@@ -352,6 +352,7 @@ def test_too_few_rows_are_refused_before_training(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_rare_and_frequent_labels_of_real_data(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, test = real("yeast_seq_GO")

@@ -56,6 +56,7 @@ def _trials(folder: Path) -> None:
     os._exit(len(failures))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_some_trials(tmp_path: Path) -> None:
     with Forked(_trials, tmp_path) as run:

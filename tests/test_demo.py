@@ -264,6 +264,7 @@ def test_a_step_that_fails_is_named(tmp_path: Path) -> None:
         run_step("convert nothing.txt x.xmc", tmp_path, told)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_standard_library_gives_an_extreme_set(tmp_path: Path) -> None:
     samples = read_samples(source_folders()[:1])

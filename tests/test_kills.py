@@ -47,6 +47,7 @@ def pd_sparse(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return importlib.import_module("kills").steps(folder, SHAPE, ["max_passes=8"], False, "pdsparse", ["train"])[0]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(("phase", "seconds"), [("pass", 0.2), ("weights", 0.0)])

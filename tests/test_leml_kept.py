@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from helpers.clusters import Worker, cluster
 from helpers.cuts import CutError
 from helpers.forked import Forked
+from helpers.soak import first
 
 import xmc_stream as xs
 from xmc_stream.errors import JobError
@@ -163,7 +164,7 @@ def damage(pack: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", first(WAYS))
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_w_step_that_is_killed_goes_on_from_what_it_kept(
     way: str, damaged: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,7 +194,7 @@ def test_a_w_step_that_is_killed_goes_on_from_what_it_kept(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["rows", "logistic"])
+@pytest.mark.parametrize("way", first(["rows", "logistic"]))
 def test_a_run_that_is_stopped_on_two_workers_goes_on_there(
     way: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 import scipy.sparse as sp
 from helpers.cuts import CutError, CutLedger
 from helpers.forked import forked_command
+from helpers.soak import first
 
 import xmc_stream as xs
 from xmc_stream.datasets.info import describe_unfinished
@@ -76,7 +77,7 @@ VARIANTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", VARIANTS, ids=lambda p: f"{p.loss}-{p.observed}")
+@pytest.mark.parametrize("p", first(VARIANTS, 2), ids=lambda p: f"{p.loss}-{p.observed}")
 def test_the_model_is_the_same_for_any_cut_and_any_interruption(
     p: LEMLParameters, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +94,7 @@ def test_the_model_is_the_same_for_any_cut_and_any_interruption(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", VARIANTS[2:], ids=lambda p: f"{p.loss}-{p.observed}")
+@pytest.mark.parametrize("p", first(VARIANTS[2:]), ids=lambda p: f"{p.loss}-{p.observed}")
 def test_two_worker_processes_give_the_same_model(
     p: LEMLParameters, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +249,9 @@ def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "until"),
-    [(["rank=20", "tol=0"], '"h/3"'), (["rank=30", "loss=logistic", "alternations=2", "newton=2", "cg=5"], '"w/2"')],
+    first(
+        [(["rank=20", "tol=0"], '"h/3"'), (["rank=30", "loss=logistic", "alternations=2", "newton=2", "cg=5"], '"w/2"')]
+    ),
     ids=["squared", "logistic"],
 )
 def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(

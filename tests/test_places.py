@@ -435,6 +435,7 @@ def test_temporary_folders_go_with_a_process_that_is_killed(place: Path) -> None
     assert tree(place) == before
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @needs_compiler
 def test_commands_killed_at_a_system_call_end_as_undisturbed_ones(

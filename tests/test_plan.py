@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
+from helpers.soak import first
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
@@ -41,7 +42,7 @@ Cli = Callable[..., Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "threads"), [("512MB", 1), ("1GB", 2)])
+@pytest.mark.parametrize(("limit", "threads"), first([("512MB", 1), ("1GB", 2)]))
 def test_what_is_foreseen_of_training_and_prediction_comes_true(
     small: Path, cli: Cli, tmp_path: Path, limit: str, threads: int
 ) -> None:

@@ -105,6 +105,7 @@ def test_without_a_cap_every_class_comes_to_its_optimum(loss: str, C: float | No
     assert clf.report_["n_open"] == 0
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_without_a_cap_no_class_of_mediamill_can_be_bettered(
     real: Callable[[str], tuple[Path, Path]], tmp_path: Path

@@ -83,6 +83,7 @@ def test_one_bar_over_the_whole_command_on_a_terminal(tmp_path: Path) -> None:
     assert "objective" in re.split(r"[\r\n]+", drawn.strip())[-3]  # the bar is gone when the end is printed
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_bar_is_there_in_the_first_seconds_and_compiling_is_said(small: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"

@@ -21,6 +21,7 @@ import xmc_stream as xs
 CASES = 8
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_stores_spoilt_by_chance(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "helpers.spoilt_stores", str(tmp_path / "stores"), "0", str(CASES)]
