@@ -144,6 +144,7 @@ def test_predictions_are_those_that_were_written(unpack: Callable[[str], Path]) 
     assert report["P@1"] == ABOUT["predictions"]["facts"]["metrics"]["P@1"] > 50
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_tool_keeps_what_the_tests_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "node", platform.node)  # which the tool changes

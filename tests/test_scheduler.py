@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.clusters import cluster
 from helpers.commands import said_at_last, start, wait_until
+from helpers.soak import first
 from helpers.tools import load_tool
 
 import xmc_stream as xs
@@ -104,10 +105,13 @@ except XmcStreamError as error:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "book", "number"),
-    [
-        ("in a job", "ledger", signal.SIGKILL), ("in a job", "notes", signal.SIGTERM),
-        ("in between", "ledger", signal.SIGKILL), ("at the beginning", "notes", signal.SIGKILL),
-    ],
+    first(
+        [
+            ("in a job", "ledger", signal.SIGKILL), ("in between", "ledger", signal.SIGKILL),
+            ("in a job", "notes", signal.SIGTERM), ("at the beginning", "notes", signal.SIGKILL),
+        ],
+        2,
+    ),
 )  # fmt: skip
 def test_one_line_whenever_it_dies(tmp_path: Path, when: str, book: str, number: signal.Signals) -> None:
     with cluster(tmp_path / "cluster") as (scheduler, address):

@@ -14,6 +14,7 @@ import nearest_centroid as toy
 import pytest
 from helpers.forked import forked_command
 from helpers.problems import tight
+from helpers.soak import first
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, ResumeError, StoreError
@@ -187,7 +188,7 @@ def test_the_worked_example_runs_as_it_stands(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.slow
 @pytest.mark.parametrize("all_rows", [False, True])
-@pytest.mark.parametrize("name", ["bibtex", "rcv1_topics"])
+@pytest.mark.parametrize("name", first(["bibtex", "rcv1_topics"]))
 def test_settings_of_a_path_are_as_good_as_trainings_of_their_own(
     real: Callable[[str], tuple[Path, Path]], tmp_path: Path, name: str, all_rows: bool
 ) -> None:
@@ -214,7 +215,9 @@ def test_settings_of_a_path_are_as_good_as_trainings_of_their_own(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ready", ["held.xmc/zarr.json", "2.model.partial/ledger.jsonl", "setting/2", "setting/0"])
+@pytest.mark.parametrize(
+    "ready", first(["2.model.partial/ledger.jsonl", "setting/2", "held.xmc/zarr.json", "setting/0"], 2)
+)
 def test_killed_at_any_point_it_goes_on(
     small: Path, whole: dict[str, Any], tmp_path: Path, commands: Callable[..., Any], ready: str
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from helpers.clusters import Worker, cluster
 from helpers.commands import cli_command, environment, wait_until
 from helpers.forked import forked_command
+from helpers.soak import first
 from helpers.tools import load_tool
 
 import xmc_stream as xs
@@ -226,7 +227,7 @@ def test_an_error_in_a_setting_ends_the_others_and_the_same_call_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ready", ["0.model.partial/state/dual-0-1", "1.model", 'ledger.jsonl: "setting/0"'])
+@pytest.mark.parametrize("ready", first(["0.model.partial/state/dual-0-1", "1.model", 'ledger.jsonl: "setting/0"']))
 def test_killed_at_any_point_it_goes_on(
     data: Path, alone: tuple[dict[str, Any], dict[str, str]], tmp_path: Path, seen: Seen, ready: str
 ) -> None:

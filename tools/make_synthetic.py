@@ -260,24 +260,6 @@ def _repeat(base: Dataset, times: int, store: Path, attributes: dict[str, Any]) 
     finish(store, {**whole, **attributes})
 
 
-def _repeat(base: Dataset, times: int, store: Path, attributes: dict[str, Any]) -> None:
-    """Make a folder a dataset of the rows of another one, so many times, joined as `append` joins sets: by hard links."""
-    sets, n_labels = (str(base.path),) * times, base.n_labels
-    arrays = {"X/rows/data": "float32", "X/rows/indices": index_dtype(base.n_features).name, "X/rows/indptr": "int64"}
-    arrays |= {"Y/rows/indptr": "int64", "statistics/row_norms": "float32"}
-    begin(store)
-    hashes = {name: ArrayJob(str(store), sets, name, dtype).run()["sha256"] for name, dtype in arrays.items()}
-    labels = LabelsJob(str(store), sets, "Y/rows/indices", "", n_labels).run()["sha256"]
-    CountsJob(str(store), sets, "statistics", "", n_labels).run()
-    n, nnz, positives = (times * int(base.attributes[name]) for name in ("n_samples", "nnz_features", "nnz_labels"))
-    of_X = [hashes[f"X/rows/{name}"] for name in ("indptr", "indices", "data")]
-    finish_matrix(store / "X/rows", "csr_matrix", (n, base.n_features), nnz, of_X)
-    finish_matrix(store / "Y/rows", "csr_matrix", (n, n_labels), positives, [hashes["Y/rows/indptr"], labels])
-    make_columns(store, "Y", 2**26)
-    whole = dict(zip(SIZES, (n, base.n_features, n_labels, nnz, positives), strict=True))
-    finish(store, {**whole, **attributes})
-
-
 def make_synthetic(
     target: str | Path,
     *,
@@ -360,16 +342,6 @@ def make_synthetic(
                     for rows in _cut(generator.blocks(0, 2**40), base_nnz):
                         first.append(*counted(rows))
                 _repeat(open_dataset(group.path / "base"), times, group.path, attributes)
-                sizes[0] *= times
-                continue
-            if repeated:
-                check_target(paths[split], overwrite)
-                group = stack.enter_context(new_store(paths[split], {}))
-                with new_dataset(group.path / "base", n_features, n_labels, {}) as first:
-                    for rows in _cut(generator.blocks(0, 2**40), base_nnz):
-                        first.append(*counted(rows))
-                _repeat(open_dataset(group.path / "base"), times, group.path, attributes)
-                shutil.rmtree(group.path / "base")
                 sizes[0] *= times
                 continue
             writer = stack.enter_context(

@@ -78,6 +78,9 @@ LABEL_IDS = Wording("--label-ids", "label_ids")
 # of methods and models
 SET = Wording("--set ", "")  # a parameter of a method is an argument by itself
 GRID = Wording("--grid", "grid")
+CALIBRATE = Wording("--calibrate", "calibrate")
+WARM_START = Wording("--warm-start", "warm_start")
+SAMPLE_WEIGHT = Wording("--sample-weight", "sample_weight")
 CLASS_WEIGHT = Wording("--class-weight", "class_weight")
 FILTER = Wording("--filter", "filter")
 K = Wording("-k", "k")

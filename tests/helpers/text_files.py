@@ -49,10 +49,8 @@ def settled(source: Any, work: Path, room: int = 2**26) -> Settled:
     read = []
     for i, part in enumerate(source.parts()):
         notes: dict[str, Any] = {"folder": str(work / f"part-{i}")}
-        writers = [new_piece(work / f"{side}-{i}", side == "X") for side in part.sides]
         with ExitStack() as stack:
-            for writer in writers:
-                stack.enter_context(writer)
+            writers = [stack.enter_context(new_piece(work / f"{side}-{i}", side == "X")) for side in part.sides]
             for block in part.blocks(notes):
                 for writer, rows in zip(writers, block, strict=True):
                     writer.append(*rows)

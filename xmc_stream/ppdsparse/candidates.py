@@ -18,7 +18,7 @@ from xmc_stream.ppdsparse.kernels.active import append_lines
 from xmc_stream.ppdsparse.parameters import EXACT
 from xmc_stream.store.chunks import are_apart, open_array, read_small, small_array
 from xmc_stream.store.encoding import PackedMatrixWriter, PackWriter, index_dtype, new_pack
-from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.matrix import Block, SparseMatrix, clip_ranges
 from xmc_stream.store.nodes import plain_array
 
 _LINES = 1 << 15  # gathered at a time
@@ -263,12 +263,3 @@ def holding(found: Sequence[CandidateRows], first: int, last: int) -> Iterator[t
         low, high = max(first, of.first), min(last, of.last)
         if low < high:
             yield of, low, high
-
-
-def clip_ranges(
-    firsts: NDArray[np.int64], counts: NDArray[np.int64], low: int, high: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Items [low, high) of all items of some ranges, counted through, as ranges again: see `ChunkedArray.read_ranges`."""
-    begins = np.cumsum(counts) - counts
-    skipped = np.clip(low - begins, 0, counts)
-    return firsts + skipped, np.clip(high - begins, 0, counts) - skipped

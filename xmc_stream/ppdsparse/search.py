@@ -17,7 +17,7 @@ from xmc_stream.linear.kernels.scores import Tile, in_fours
 from xmc_stream.linear.tiles import make_tile, tile_width
 from xmc_stream.linear.weights import Unit
 from xmc_stream.models.cache import shared_cache
-from xmc_stream.ppdsparse.candidates import CandidateWriter, clip_ranges, new_candidates
+from xmc_stream.ppdsparse.candidates import CandidateWriter, new_candidates
 from xmc_stream.ppdsparse.kernels.active import count_below
 from xmc_stream.ppdsparse.kernels.sample import count_work, cut_small, keep_large, sparsify
 from xmc_stream.ppdsparse.kernels.search import (
@@ -42,7 +42,7 @@ from xmc_stream.runtime.warmup import a_few_rows
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import LineWriter
-from xmc_stream.store.matrix import Block, SparseMatrix, stream
+from xmc_stream.store.matrix import Block, SparseMatrix, clip_ranges, stream
 
 _WINDOW = 1 << 19  # entries of active sets read at a time
 

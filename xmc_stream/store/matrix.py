@@ -447,3 +447,12 @@ def _data_or_ones(array: zarr.Array[Any] | PlainArray) -> ChunkedArray | None:
     if isinstance(array, PlainArray) and array.crcs == "" and array.size:
         raise StoreError(f"{array.path} has chunk files, and had none when it was written: make the store again")
     return values
+
+
+def clip_ranges(
+    firsts: NDArray[np.int64], counts: NDArray[np.int64], low: int, high: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Items [low, high) of all items of some ranges, counted through, as ranges again: see `ChunkedArray.read_ranges`."""
+    begins = np.cumsum(counts) - counts
+    skipped = np.clip(low - begins, 0, counts)
+    return firsts + skipped, np.clip(high - begins, 0, counts) - skipped

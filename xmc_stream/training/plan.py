@@ -108,10 +108,15 @@ def refuse_together(warm_start: Model | None, given: Given | None) -> None:
     """Raise InputError for what does not go together with a calibration."""
     if warm_start is not None or given is not None:
         raise InputError(
-            flags.Wording(
-                "--calibrate and --warm-start, --sample-weight or --class-weight do not go together: leave out --calibrate",
-                "calibrate and warm_start, sample_weight or a class_weight of numbers do not go together: leave out calibrate",
-            )
+            flags.CALIBRATE
+            + " and "
+            + flags.WARM_START
+            + ", "
+            + flags.SAMPLE_WEIGHT
+            + " or numbers as "
+            + flags.CLASS_WEIGHT
+            + " do not go together: leave out "
+            + flags.CALIBRATE
         )
 
 

@@ -239,9 +239,9 @@ def _move(
 
 @inner_kernel
 def _bring_in(
-    features: NDArray[Any], entries: NDArray[np.float32], size: int, active: NDArray[np.int32], a: NDArray[np.float64],
-    key: np.uint64, rate: int, tables: Tables, z: NDArray[np.float32], drawn: NDArray[np.int64],
-    sampled: NDArray[np.float32], best: NDArray[np.int64], best_z: NDArray[np.float32],
+    features: NDArray[Any], entries: NDArray[np.float32], size: int, active: NDArray[np.int32], key: np.uint64, rate: int,
+    tables: Tables, z: NDArray[np.float32], drawn: NDArray[np.int64], sampled: NDArray[np.float32],
+    best: NDArray[np.int64], best_z: NDArray[np.float32],
 ) -> tuple[int, int]:  # fmt: skip
     """Search a row for labels that violate, from all or a sample of its entries, and put them behind its active ones.
 
@@ -259,7 +259,7 @@ def _bring_in(
         best[0] = draw_label(features, active[:size], part, tables, mix(key + _A))
         found = int(best[0] >= 0)
     for k in range(found):
-        active[size + k], a[size + k] = best[k], 0.0
+        active[size + k] = best[k]
     fetch(features, active[size : size + found], tables)
     return size + found, met
 
@@ -383,9 +383,9 @@ def visit_rows(
         a = sets.a[sets.begin[r] : sets.begin[r] + size + most]
         fetch(features, active[:size], tables)
         if not fixed:
-            size, met = _bring_in(
-                features, entries, size, active, a, key, rate, tables, z, drawn, sampled, best, best_z
-            )
+            more, met = _bring_in(features, entries, size, active, key, rate, tables, z, drawn, sampled, best, best_z)
+            a[size:more] = 0.0
+            size = more
             work[0] += met
         work[1] += 2 * size * n
         if size == n_pos:
