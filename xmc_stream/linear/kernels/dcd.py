@@ -30,6 +30,7 @@ from xmc_stream.linear.kernels.rows import (
     fetch_row,
     localise,
     margin,
+    margin_of_entries,
     padded,
 )
 
@@ -205,7 +206,10 @@ def descend(
         begin, end = np.uint64(indptr[r]), np.uint64(indptr[r + 1])
         a = alpha[i]
         h2, upper = of_row(sign[i], r, rows, penalty)
-        z = margin(begin, end, indices, data, v, v0, lam, lanes, sums)
+        if lines or lanes:
+            z = margin(begin, end, indices, data, v, v0, lam, lanes, sums)
+        else:
+            z = margin_of_entries(begin, end, indices, data, v, v0, lam)
         g = sign[i] * (z / tau) - 1.0 + a * h2
         if a <= 0.0 and g >= 0.0:
             asleep[i] = g > bar
@@ -219,7 +223,11 @@ def descend(
             alpha[i] = a_new
             if use_bias:
                 v0 += d
-            add_row(d, begin, end, indices, data, v)
+            if lines:
+                add_row(d, begin, end, indices, data, v)
+            else:  # the loop that takes most of a training: through `add_row` it is slower
+                for p in range(begin, end):
+                    v[np.uint32(indices[p])] += d * data[p]
     return v0, worst
 
 

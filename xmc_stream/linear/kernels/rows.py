@@ -219,11 +219,11 @@ def margin(
         return float(v0 + soft_product(data, np.int64(begin), v, len(v), lam))
     if lanes:
         return _margin_by_lanes(begin, end, indices, data, v, v0, lam, sums)
-    return _margin(begin, end, indices, data, v, v0, lam)
+    return margin_of_entries(begin, end, indices, data, v, v0, lam)
 
 
 @inner_kernel
-def _margin(
+def margin_of_entries(
     begin: np.uint64,
     end: np.uint64,
     indices: NDArray[np.int32],
@@ -232,7 +232,7 @@ def _margin(
     v0: float,
     lam: float,
 ) -> float:
-    """`margin` of entries. Every other one goes to a sum of its own: a sum waits for its last addition."""
+    """`margin` of entries, without lanes. Every other one goes to a sum of its own: a sum waits for its last addition."""
     two, one = np.uint64(2), np.uint64(1)
     z, other = v0, 0.0
     p = begin
