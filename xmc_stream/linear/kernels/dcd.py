@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.bits import sort_numbers
 from xmc_stream.kernels.blocks import CSR, ActiveSets
-from xmc_stream.kernels.instructions import LANES, prefetch
+from xmc_stream.kernels.instructions import LANES, prefetch, soft_product
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder, stream_order
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.linear.kernels.rows import (
     AHEAD,
-    add_row,
+    add_line,
     choose_lines,
     fetch,
     fetch_row,
     localise,
     margin,
-    margin_of_entries,
+    margin_by_lanes,
     padded,
 )
 
@@ -206,10 +206,12 @@ def descend(
         begin, end = np.uint64(indptr[r]), np.uint64(indptr[r + 1])
         a = alpha[i]
         h2, upper = of_row(sign[i], r, rows, penalty)
-        if lines or lanes:
-            z = margin(begin, end, indices, data, v, v0, lam, lanes, sums)
+        if lines:
+            z = v0 + soft_product(data, indptr[r], v, len(v), lam)
+        elif lanes:
+            z = margin_by_lanes(begin, end, indices, data, v, v0, lam, sums)
         else:
-            z = margin_of_entries(begin, end, indices, data, v, v0, lam)
+            z = margin(begin, end, indices, data, v, v0, lam)
         g = sign[i] * (z / tau) - 1.0 + a * h2
         if a <= 0.0 and g >= 0.0:
             asleep[i] = g > bar
@@ -224,8 +226,8 @@ def descend(
             if use_bias:
                 v0 += d
             if lines:
-                add_row(d, begin, end, indices, data, v)
-            else:  # the loop that takes most of a training: through `add_row` it is slower
+                add_line(d, indptr[r], data, v)
+            else:  # written out wherever entries are added: a call takes a few per cent of a solve
                 for p in range(begin, end):
                     v[np.uint32(indices[p])] += d * data[p]
     return v0, worst
@@ -245,14 +247,19 @@ def violation(
 ) -> float:
     """The largest |projected gradient| over rows `local` of a local matrix, nothing moving; or the first above `enough`."""
     indptr, indices, data = x
-    lam, tau, sums = penalty.lam, penalty.tau, np.empty(LANES)
+    lam, tau, sums, lines = penalty.lam, penalty.tau, np.empty(LANES), len(indices) < len(data)
     worst = 0.0
     for i in range(len(alpha)):
         begin, end = np.uint64(indptr[local[i]]), np.uint64(indptr[local[i] + 1])
         h2, upper = of_row(sign[i], local[i], rows, penalty)
         if upper <= 0.0:
             continue
-        z = margin(begin, end, indices, data, v, v0, lam, penalty.lanes, sums)
+        if lines:
+            z = v0 + soft_product(data, indptr[local[i]], v, len(v), lam)
+        elif penalty.lanes:
+            z = margin_by_lanes(begin, end, indices, data, v, v0, lam, sums)
+        else:
+            z = margin(begin, end, indices, data, v, v0, lam)
         g = sign[i] * (z / tau) - 1.0 + alpha[i] * h2
         if alpha[i] <= 0.0:
             g = min(g, 0.0)

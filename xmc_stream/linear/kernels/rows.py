@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.csr import sum_of_squares
-from xmc_stream.kernels.instructions import LANES, prefetch, soft_product
+from xmc_stream.kernels.instructions import LANES, prefetch
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.lines import CACHE_LINE
 
@@ -74,7 +74,8 @@ def localise(
         if alpha[r] != 0.0:
             d = alpha[r] * sign[r]
             v0 += d
-            add_row(d, start, filled, out_indices, out_data, v)
+            for p in range(start, filled):
+                v[np.uint32(out_indices[p])] += d * out_data[p]
     return n_local, v0
 
 
@@ -132,7 +133,7 @@ def choose_lines(
     lines: CSR,
 ) -> tuple[int, float]:
     """`localise` for rows `at` of a matrix of lines: features keep their numbers, and no row is copied."""
-    indptr, indices, values = lines
+    indptr, _, values = lines
     v0 = 0.0
     for j in range(len(local_of)):
         local_of[j], features[j] = j, j
@@ -142,7 +143,7 @@ def choose_lines(
         if alpha[r] != 0.0:
             d = alpha[r] * sign[r]
             v0 += d
-            add_row(d, np.uint64(begin), np.uint64(begin), indices, values, v)
+            add_line(d, begin, values, v)
     return len(local_of), v0
 
 
@@ -161,7 +162,8 @@ def add_rows(
         if alpha[i] != 0.0:
             d = alpha[i] * sign[i]
             v0 += d
-            add_row(d, np.uint64(indptr[local[i]]), np.uint64(indptr[local[i] + 1]), indices, data, v)
+            for p in range(np.uint64(indptr[local[i]]), np.uint64(indptr[local[i] + 1])):
+                v[np.uint32(indices[p])] += d * data[p]
     return v0
 
 
@@ -184,22 +186,11 @@ def fetch(values: NDArray[Any], begin: int, end: int) -> None:
 
 
 @inner_kernel
-def add_row(
-    d: float,
-    begin: np.uint64,
-    end: np.uint64,
-    indices: NDArray[np.int32],
-    data: NDArray[np.float32],
-    v: NDArray[np.float64],
-) -> None:
-    """v += d times a row: that with the entries [begin, end), or the line that begins there."""
-    if len(indices) < len(data):
-        line = data[np.int64(begin) : np.int64(begin) + len(v)]
-        for j in range(len(v)):
-            v[j] += d * line[j]
-    else:
-        for p in range(begin, end):
-            v[np.uint32(indices[p])] += d * data[p]
+def add_line(d: float, begin: int, values: NDArray[np.float32], v: NDArray[np.float64]) -> None:
+    """v += d times the line that begins there."""
+    line = values[begin : begin + len(v)]
+    for j in range(len(v)):
+        v[j] += d * line[j]
 
 
 @inner_kernel
@@ -211,28 +202,11 @@ def margin(
     v: NDArray[np.float64],
     v0: float,
     lam: float,
-    lanes: bool,
-    sums: NDArray[np.float64],
 ) -> float:
-    """tau w.x of a row, see `add_row`: soft() is applied as v is read. lanes: summed by feature; sums (LANES,): scratch."""
-    if len(indices) < len(data):
-        return float(v0 + soft_product(data, np.int64(begin), v, len(v), lam))
-    if lanes:
-        return _margin_by_lanes(begin, end, indices, data, v, v0, lam, sums)
-    return margin_of_entries(begin, end, indices, data, v, v0, lam)
+    """tau w.x of the row with the entries [begin, end): soft() is applied as v is read.
 
-
-@inner_kernel
-def margin_of_entries(
-    begin: np.uint64,
-    end: np.uint64,
-    indices: NDArray[np.int32],
-    data: NDArray[np.float32],
-    v: NDArray[np.float64],
-    v0: float,
-    lam: float,
-) -> float:
-    """`margin` of entries, without lanes. Every other one goes to a sum of its own: a sum waits for its last addition."""
+    Every other one goes to a sum of its own: a sum waits for its last addition.
+    """
     two, one = np.uint64(2), np.uint64(1)
     z, other = v0, 0.0
     p = begin
@@ -249,7 +223,7 @@ def margin_of_entries(
 
 
 @inner_kernel
-def _margin_by_lanes(
+def margin_by_lanes(
     begin: np.uint64,
     end: np.uint64,
     indices: NDArray[np.int32],
@@ -259,7 +233,7 @@ def _margin_by_lanes(
     lam: float,
     sums: NDArray[np.float64],
 ) -> float:
-    """The same, as `soft_product` has it: feature j in sum j modulo LANES, then halves added to halves."""
+    """`margin` as `soft_product` has it: feature j in sum j modulo LANES, then halves added to halves. sums: scratch."""
     for lane in range(LANES):
         sums[lane] = 0.0
     for p in range(begin, end):
