@@ -384,7 +384,8 @@ def visit_rows(
         fetch(features, active[:size], tables)
         if not fixed:
             more, met = _bring_in(features, entries, size, active, key, rate, tables, z, drawn, sampled, best, best_z)
-            a[size:more] = 0.0
+            for k in range(size, more):
+                a[k] = 0.0
             size = more
             work[0] += met
         work[1] += 2 * size * n
