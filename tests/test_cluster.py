@@ -27,6 +27,7 @@ import xmc_stream as xs
 from xmc_stream.runtime import cluster as of_cluster
 from xmc_stream.runtime.engine import limit_of
 from xmc_stream.runtime.events import read_events
+from xmc_stream.runtime.workers import About, environment_here, refuse_unfit
 
 FINE = Worker()
 _RO = ("-o", "remount,bind,ro")
@@ -57,6 +58,16 @@ def test_a_worker_of_another_version_is_refused_by_name(small: Path, tmp_path: P
     assert told.startswith("worker worker-1 on ")
     assert "has xmc-stream sources " in told
     assert told.endswith("Install the same on both, and start the worker again")
+
+
+def test_of_several_differences_the_processor_is_told_last() -> None:
+    # llvmlite names the processor: another version of it may call the same one otherwise, and that is mended by installing
+    def worker(name: str, **differs: str) -> About:
+        return About(name, environment_here() | differs, "here", 1 << 33, 0, 0, 1024, (), (), ())
+
+    other = worker("worker-2", processor="another", llvmlite="0.43.0")
+    with pytest.raises(xs.InputError, match=r"^worker worker-2 on here has llvmlite 0\.43\.0, and this process "):
+        refuse_unfit([worker("worker-0"), worker("worker-1"), other])
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ FITTED = f"""
 clf = xs.PPDSparse(memory_limit="{LIMIT}").fit([[1.0, 0], [0, 1]] * 5, [0, 1] * 5)
 place = clf.model_.path
 """
-EMPTY = "from xmc_stream.system.files import new_folder; place = new_folder()"
+EMPTY = "from xmc_stream.system.files import own_folder; place = own_folder()"
 ENDLESS = """
 import sys, time, tempfile, xmc_stream as xs
 tempfile.tempdir = sys.argv[1]
@@ -153,11 +153,11 @@ import glob, os, sys, tempfile, numpy as np, xmc_stream as xs
 tempfile.tempdir = sys.argv[1]
 X, y = np.array([[1.0, 0], [0, 1]] * 5), [0, 1] * 5
 clf = xs.PPDSparse(memory_limit="{LIMIT}").fit(X, y)
-from xmc_stream.system.files import new_folder
+from xmc_stream.system.files import own_folder
 child = os.fork()
 if child == 0:
     del clf
-    other = new_folder()
+    other = own_folder()
     assert other.is_dir() and len(glob.glob(sys.argv[1] + "/{OURS}")) == 2
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
@@ -170,7 +170,7 @@ print(clf.predict(X).tolist() == y)
 
 
 def test_a_folder_of_the_process_that_was_cleaned_up_is_made_again() -> None:
-    first = files.new_folder()
+    first = files.own_folder()
     shutil.rmtree(first)
     shutil.rmtree(first.parent)
     with files.temporary_folder() as folder:
@@ -184,8 +184,8 @@ def test_without_a_shell_folders_go_at_the_end_of_the_process(tmp_path: Path) ->
 import os, sys, tempfile
 tempfile.tempdir = sys.argv[1]
 os.posix_spawn = lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError())
-from xmc_stream.system.files import new_folder
-assert new_folder().is_dir()
+from xmc_stream.system.files import own_folder
+assert own_folder().is_dir()
 """
     done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -221,10 +221,6 @@ class ScoreWarmUp(WarmUp):
 
     seconds = 12.0
 
-    @property
-    def loads(self) -> str:
-        return "low-rank prediction"
-
     def load(self) -> None:
         with a_few_rows() as dataset:
             path, rank = Path(dataset.path).parent, 2

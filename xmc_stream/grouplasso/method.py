@@ -76,10 +76,6 @@ class GroupLassoForecaster(Forecaster):
 class GroupLassoWarmUp(WarmUp):
     """Train on a few rows: in memory, with columns in pieces and the array in a file, along the gradient."""
 
-    @property
-    def loads(self) -> str:
-        return "group lasso"
-
     def load(self) -> None:
         with a_few_rows() as dataset:
             for algorithm in ("bcd-ls", "bcd-cst", "fista"):

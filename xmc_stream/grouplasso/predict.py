@@ -245,10 +245,6 @@ class RowsWarmUp(WarmUp):
 
     seconds = 12.0
 
-    @property
-    def loads(self) -> str:
-        return "row-sparse prediction"
-
     def load(self) -> None:
         with a_few_rows() as dataset:
             path = Path(dataset.path).parent

@@ -359,10 +359,6 @@ class LinearWarmUp(WarmUp):
     lifts: bool = False
     fours: bool = False
 
-    @property
-    def loads(self) -> str:
-        return f"linear prediction {self.evaluate, self.guided, self.lifts, self.fours}"
-
     def load(self) -> None:
         of_each_kind = {"n": 42, "d": 6, "k": UNIT + 3}  # rows in fours and one by one, tiles with bounds and without
         with a_few_rows(**of_each_kind if self.fours else {}) as dataset:

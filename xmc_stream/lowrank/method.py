@@ -62,10 +62,6 @@ class AlternationForecaster(Forecaster):
 class LEMLWarmUp(WarmUp):
     """Train by LEML on a few rows, over all pairs and over given ones; and over rows that are sorted by ranges of features."""
 
-    @property
-    def loads(self) -> str:
-        return "leml, also by ranges"
-
     def load(self) -> None:
         given = LEMLParameters(rank=2, alternations=2, observed="given", loss="logistic", held_out=0.3)
         with a_few_rows() as dataset:

@@ -84,10 +84,6 @@ class MEMOIRWarmUp(WarmUp):
     variant: str
     oracle: str
 
-    @property
-    def loads(self) -> str:
-        return f"MEMOIR-{self.variant}, {self.oracle}"
-
     def load(self) -> None:
         p = MEMOIRParameters(variant=self.variant, oracle=self.oracle, steps=2, batch=8, rank=4, truncate=1e-3)
         with a_few_rows() as dataset:

@@ -242,11 +242,10 @@ def _ranked(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]:
     """The k best labels of some rows, their scores, and which of them are right."""
     block, indptr, numbers = some
-    label_of = np.argsort(rows.numbers).astype(np.int32)
     labels, scores = np.empty((block.n, k), np.int64), np.empty((block.n, k), np.float32)
     csr = block.indptr, block.indices, block.values
-    rank_rows(*csr, rows.numbers, label_of, stepper.tables, stepper.z, labels, scores)
-    return labels, scores, among(np.arange(block.n)[:, None], labels, indptr, label_of[numbers])
+    rank_rows(*csr, rows.numbers, rows.label_of, stepper.tables, stepper.z, labels, scores)
+    return labels, scores, among(np.arange(block.n)[:, None], labels, indptr, rows.label_of[numbers])
 
 
 @dataclass(frozen=True)

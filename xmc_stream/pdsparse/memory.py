@@ -142,6 +142,8 @@ class Rows:
         self.X, self.Y = self.dataset.X_rows(), self.dataset.Y_rows()
         self.bits = strip_bits(self.n_samples, self.X.nnz)
         self.numbers = label_numbers(self.n_labels, data.seed).astype(np.int32)
+        self.label_of = np.empty_like(self.numbers)  # the label of a number
+        self.label_of[self.numbers] = np.arange(self.n_labels, dtype=np.int32)
         share = min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
         self._seed, self._share = data.seed, 0.0 if which == "all" else share
         self.n_held_out = round(self._share * self.n_samples)  # about

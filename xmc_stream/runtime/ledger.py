@@ -181,8 +181,9 @@ def _processor() -> str:
     """The processor's type, or the one that numba is told to compile for: kernels round the same on the same type."""
     if told := os.environ.get("NUMBA_CPU_NAME"):
         return f"{platform.machine()} {told}"
-    name = platform.processor()
+    name = ""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as cpuinfo:
-        name = next((line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")), name)
+        name = next((line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")), "")
+    name = name or platform.processor()  # asked only where it must be, as it starts a process
     known_as = f"{platform.machine()} {name}".strip()  # two machines of a cloud may have one name and other features
     return f"{known_as} ({processor_type()})"

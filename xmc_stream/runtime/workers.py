@@ -136,9 +136,10 @@ def misfit(terms: Terms, name: str, threads: int, allowed: int) -> str:
 
 def _differs(who: str, has: Mapping[str, str], needed: Mapping[str, str]) -> str:
     """What a worker has that is not what it needs, and what to do; nothing where there is none."""
-    what = next((what for what in needed if has.get(what) != needed[what]), None)
-    if what is None:
+    differ = [what for what in needed if has.get(what) != needed[what]]
+    if not differ:
         return ""
+    what = min(differ, key=lambda what: what == "processor")  # another llvmlite may call the same processor otherwise
     if what == "processor":
         return (
             f"{who} has a processor of type {has.get(what)}, and others have {needed[what]}: the last bits of results would "

@@ -50,7 +50,7 @@ def _refusing(fd: int, path: str | os.PathLike[str], pipes: bool) -> int:
     raise OSError(errno.EINVAL, f"it is a {'' if pipes else 'pipe or '}device, and no file", os.fspath(path))
 
 
-def new_folder(place: Path | None = None) -> Path:
+def own_folder(place: Path | None = None) -> Path:
     """A temporary folder, in `place` if given. It goes at the end of the process."""
     with _lock:
         return Path(tempfile.mkdtemp(dir=_root(place)))
@@ -59,7 +59,7 @@ def new_folder(place: Path | None = None) -> Path:
 @contextmanager
 def temporary_folder(place: Path | None = None) -> Iterator[Path]:
     """A temporary folder, as long as the block lasts. place: where it is, as for what workers must see, or for large files."""
-    folder = new_folder(place)
+    folder = own_folder(place)
     try:
         yield folder
     finally:
@@ -72,7 +72,7 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
 @contextmanager
 def kept_folder() -> Iterator[Path]:
     """A temporary folder that stays when the block ends, and goes when it fails."""
-    folder = new_folder()
+    folder = own_folder()
     try:
         yield folder
     except BaseException:
