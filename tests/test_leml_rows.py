@@ -293,7 +293,6 @@ def test_a_training_by_rows_that_is_killed_goes_on_to_the_same_model(data: Path,
     assert again.report_["history"] == whole.report_["history"]
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_parts")
 def test_two_workers_share_the_rows_and_give_the_same_model(data: Path, tmp_path: Path) -> None:

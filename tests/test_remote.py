@@ -179,7 +179,6 @@ def test_a_model_behind_a_url_predicts_and_is_begun_from(
     assert begun[0].digest() == begun[1].digest()
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 def test_workers_with_a_cache_of_their_own_evaluate_a_model_behind_a_url(
     s3: S3, url: str, small: Path, trained: xs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -107,8 +107,8 @@ except XmcStreamError as error:
     ("when", "book", "number"),
     first(
         [
-            ("in a job", "ledger", signal.SIGKILL), ("in between", "ledger", signal.SIGKILL),
-            ("in a job", "notes", signal.SIGTERM), ("at the beginning", "notes", signal.SIGKILL),
+            ("in a job", "ledger", signal.SIGKILL), ("at the beginning", "notes", signal.SIGKILL),
+            ("in between", "ledger", signal.SIGKILL), ("in a job", "notes", signal.SIGTERM),
         ],
         2,
     ),

@@ -90,9 +90,7 @@ def test_the_jobs_of_a_frozen_worker_run_elsewhere(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("look", "late"), first([(0.3, 10.0), (600.0, 0.1)])
-)  # by the look for workers, or for stragglers
+@pytest.mark.parametrize(("look", "late"), [(0.3, 10.0), (600.0, 0.1)])  # that for workers finds it, or for stragglers
 def test_a_scheduler_that_gives_no_answer_ends_the_run(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: float, late: float
 ) -> None:

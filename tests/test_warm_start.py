@@ -127,7 +127,6 @@ def test_any_cut_gives_the_same_model_and_the_start_is_told(
     assert whole.report_["passes"] < cold.attributes["run"]["passes"]
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 def test_approximate_searches_and_a_warm_start_go_together(small: Path, tmp_path: Path, other: Path) -> None:
     # under a cap a warm start has one round, and the searches that decide are exact

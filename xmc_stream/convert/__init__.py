@@ -1,9 +1,9 @@
 """Conversion of what people have (files of text, arrays and matrices, frames) into a dataset on disk, in bounded memory.
 
 One file a format, in convert/formats. A format gives a source: parts of rows that are read apart (convert/source.py).
-Which source it is, and what happens to them, is in convert/conversion.py. The options of all are in convert/options.py.
-What several formats share is in convert/lines, convert/matrices and convert/tfidf. Nothing here depends on how a dataset lies
-on disk.
+Which source it is, convert/opening.py tells; what happens to it is in convert/conversion.py. The options of all are in
+convert/options.py. What several formats share is in convert/lines, convert/matrices and convert/tfidf. Nothing here
+depends on how a dataset lies on disk.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def held_by(names: Sequence[bytes], rows: NDArray[np.int64]) -> NDArray[np.int64
     rows: that each name is a label of. Returns pairs (names, labels), of all and then of LIST and each separator.
     """
     listed = [name[:1] + name[-1:] in (b"[]", b"()", b"{}") for name in map(bytes.strip, names)]
-    held = [[separator.encode() in name for name in names] for separator in _SEPARATORS]
+    held = [[separator in name for name in names] for separator in map(str.encode, _SEPARATORS)]
     which = np.array([[True] * len(names), listed, *held], np.bool_)
     return np.stack([which.sum(axis=1), which @ rows], axis=1)
 

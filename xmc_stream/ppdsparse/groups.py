@@ -199,8 +199,9 @@ class GroupsJob:
     def _solve(self, sample: _Sample, groups: NDArray[np.uint8], g: int) -> tuple[Block, float]:
         """Weights and bias of a group, every row of the sample active. groups (K,): in the group's clustering."""
         n, p = sample.n_rows, replace(self.problem.parameters, rounds=2, max_rounds=2, epochs=_EPOCHS)
-        members = np.concatenate([[0], np.cumsum(groups[sample.y.indices] == g)])[sample.y.indptr]
-        sign = np.where(np.diff(members) > 0, 1, -1).astype(np.int8)
+        of_group = np.flatnonzero(groups[sample.y.indices] == g)
+        sign = np.full(n, -1, np.int8)
+        sign[np.searchsorted(sample.y.indptr, of_group, side="right") - 1] = 1
         rows = np.arange(n)
         sets = ActiveSets(LABEL_GROUPS + g, np.array([0, n]), rows, sign, np.zeros(n))
         statistics = np.empty((1, 4))

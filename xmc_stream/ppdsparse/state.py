@@ -133,9 +133,8 @@ def update_statistics(
     if not exact:
         return n_found
     open_ = statistics[:, STATUS] == OPEN
-    statistics[open_, LOSS] = (losses * of_classes[:, 0])[
-        open_
-    ]  # searches count positives as many times more than negatives
+    # searches count positives as many times more than negatives
+    statistics[open_, LOSS] = (losses * of_classes[:, 0])[open_]
     statistics[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
     close_classes(statistics, ~parameters.violates(best), parameters, round_)
     return n_found

@@ -127,9 +127,8 @@ class StreamSolver:
         self.v, self.v0 = np.zeros((active.n_classes, x.n_features)), np.zeros(active.n_classes)
         self._rows = GROUP << self.strip_bits
         self._needed = np.empty(self._rows, np.bool_)  # which places of a group
-        self._local_of = [
-            np.empty(self._rows, np.int32) for _ in range(BUFFERS)
-        ]  # their lines in the rows of a portion
+        # their lines in the rows of a portion
+        self._local_of = [np.empty(self._rows, np.int32) for _ in range(BUFFERS)]
         self._free = 0  # the buffer of the next portion
         self._most_needed = False  # of the rows of the portion before
         self._scratch: SimpleQueue[GroupScratch] = SimpleQueue()  # one for each thread

@@ -73,11 +73,7 @@ from xmc_stream.training.plan import (
 _DECIDED = 0.45  # of a training: where the one ends that says which labels to predict, if there is one
 _HELD_OUT = 0.2  # of the rows, that it does not see
 _CHECKING = 0.02  # of a training, that comparing checksums takes
-_SPLIT_OFF, _HALF, _TRAINED = (
-    0.03,
-    0.5,
-    0.97,
-)  # of a calibrated one: where the split, the first and the second training end
+_SPLIT_OFF, _HALF, _TRAINED = 0.03, 0.5, 0.97  # of a calibrated one: where the split and the two trainings end
 RUN_FORMAT = 7  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
 
