@@ -1,8 +1,9 @@
-"""Jobs of low-rank models over all pairs: products of X and Y with a range of a factor's columns, and systems of its rank.
+"""Jobs of low-rank models: products of X and Y with a range of a factor's columns, and the metrics of rows held out.
 
-A job has a range of columns and all rows, so that every sum is taken row after row by one thread: it comes out the same for
-any number of threads or processes and any limit, there are no partial sums to be added, and a factor is in memory once, not
-once for each thread. The columns of a job are as many as the limit lets them be; X is read once for each range of them.
+Where sums are taken, a job has a range of columns and all rows, so that every sum is taken row after row by one thread: it
+comes out the same for any number of threads or processes and any limit, there are no partial sums to be added, and a factor
+is in memory once, not once for each thread. The columns of a job are as many as the limit lets them be; X is read once for
+each range of them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from xmc_stream.grouplasso.run import GroupLassoRun, stages_of
 from xmc_stream.grouplasso.solver import order_of
 from xmc_stream.grouplasso.state import state_path
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
-from xmc_stream.runtime.job import Job, Ledger, Receipt
+from xmc_stream.runtime.job import Job, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 from xmc_stream.store.dataset import Dataset
@@ -91,6 +91,7 @@ class GroupLassoMethod(Method):
     """Features that all classes share (Blondel et al. 2013)."""
 
     parameters = GroupLassoParameters
+    runs = GroupLassoRun
     kind = "row-sparse"
     reported = ("lam", "n_selected", "path", "history")
 
@@ -111,10 +112,6 @@ class GroupLassoMethod(Method):
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> GroupLassoForecaster:
         """From sizes alone."""
         return GroupLassoForecaster(task)
-
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> GroupLassoRun:
-        """Stage after stage."""
-        return GroupLassoRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
         """The model's rows by finalise; for stages see `redo`."""

@@ -22,10 +22,10 @@ from xmc_stream.grouplasso.kernels.descent import LEAST_CURVATURE
 from xmc_stream.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.grouplasso.plan import is_small, plan_descent, plan_gradient
 from xmc_stream.grouplasso.solver import problem_of
-from xmc_stream.methods.contract import WRITING
+from xmc_stream.methods.contract import WRITING, TrainingRun
 from xmc_stream.runtime.check import CheckJob, array_jobs
-from xmc_stream.runtime.job import Job, Ledger, Loop, Phase, Receipt
-from xmc_stream.runtime.plan import MIB, MemoryPlan, Portion
+from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB, Portion
 from xmc_stream.store.chunks import plain_arrays, read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import new_pack
@@ -129,15 +129,10 @@ class SigmaJob:
 
 
 @dataclass
-class GroupLassoRun:
-    """A training run: what to learn from, where to, and within which memory; see `ppdsparse.run.PPDSparseRun`."""
+class GroupLassoRun(TrainingRun):
+    """A training run of the group lasso."""
 
-    dataset: Dataset
-    work: Path
     parameters: GroupLassoParameters
-    seed: int
-    plan: MemoryPlan
-    ledger: Ledger
 
     def __post_init__(self) -> None:
         self._data = Data(str(self.dataset.path), str(self.work), self.parameters, self.seed)

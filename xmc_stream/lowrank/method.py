@@ -66,7 +66,9 @@ class LEMLWarmUp(WarmUp):
         given = LEMLParameters(rank=2, alternations=2, observed="given", loss="logistic", held_out=0.3)
         with a_few_rows() as dataset:
             write_observed(dataset, dataset.Y_rows().blocks(MIB))
-            train_a_few(LEMLRun, dataset, "full", LEMLParameters(rank=2, alternations=2))
+            # by auc, whose kernels are those of precision and more
+            full = LEMLParameters(rank=2, alternations=2, held_out=0.3, criterion="auc")
+            train_a_few(LEMLRun, dataset, "full", full)
             train_a_few(LEMLRun, dataset, "given", given)
         with a_few_rows(d=most_whole() + 1) as dataset:
             train_a_few(LEMLRun, dataset, "wide", LEMLParameters(rank=2, alternations=1))

@@ -272,6 +272,6 @@ class WStepJob:
 
     def run(self) -> Receipt:
         """Solve and store W."""
-        receipt = self.receipt or run_here(self.step.loop(), Notes())
+        receipt = self.receipt or run_here(replace(self.step).loop(), Notes())  # a run has a state of its own
         copy_factors(Path(self.out), {"W": self.step.panels("w")}, (0, self.step.parameters.rank))
         return {name: receipt[name] for name in receipt if self.receipt is None or name not in _READ}

@@ -14,7 +14,7 @@ from xmc_stream.pdsparse.jobs import PassProbe
 from xmc_stream.pdsparse.memory import MOST_FORESEEN, Data, PassPlan, most_tables, pass_needs, plan_pass
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.run import PDSparseRun, most_passes
-from xmc_stream.runtime.job import Job, Ledger, Receipt
+from xmc_stream.runtime.job import Job, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 
@@ -89,6 +89,7 @@ class PDSparseMethod(Method):
     """Max-margin learning of all classes at once (Yen et al. 2016)."""
 
     parameters = PDSparseParameters
+    runs = PDSparseRun
     reported = (
         "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3", "held_out_P@5", "n_learned", "n_held_out", "n_skipped",
         "history",
@@ -110,10 +111,6 @@ class PDSparseMethod(Method):
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PassForecaster:
         """It probes when it is asked for a forecast."""
         return PassForecaster(task, once)
-
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PDSparseRun:
-        """Pass after pass."""
-        return PDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
         """Units by finalise, the weights of all by a job of its own; for passes see `redo`."""

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xmc_stream.linear.weights import Unit, starts_of, tiles_of, unit_path, units_of_run
-from xmc_stream.methods.contract import WRITING
+from xmc_stream.methods.contract import WRITING, TrainingRun
 from xmc_stream.pdsparse.jobs import PLACES, DecisionJob, LookJob, ObjectiveJob, SegmentJob, UnitJob, WeightsJob
 from xmc_stream.pdsparse.memory import Data, TablesOf, Which, plan_pass
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.solver import more_labels, n_groups
-from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.runtime.plan import MIB, MemoryPlan
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.runtime.job import Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.model import DECISION
 from xmc_stream.store.places import remove
 
@@ -99,15 +97,10 @@ _Passes = Generator[Phase, list[Receipt], Pass]
 
 
 @dataclass
-class PDSparseRun:
-    """A training run: what to learn from, where to, and within which memory; see `ppdsparse.run.PPDSparseRun`."""
+class PDSparseRun(TrainingRun):
+    """A training run of PD-Sparse."""
 
-    dataset: Dataset
-    work: Path
     parameters: PDSparseParameters
-    seed: int
-    plan: MemoryPlan
-    ledger: Ledger
 
     def __post_init__(self) -> None:
         d, p = self.dataset, self.parameters
