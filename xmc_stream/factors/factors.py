@@ -27,7 +27,7 @@ from xmc_stream.system.stop import stop_if_unwanted
 
 FACTORS = "factors"  # where a model has W (D x r) and H (K x r)
 CHUNK_BYTES = 4 * 2**20  # of a factor
-LINES = 4096  # of a matrix at a time: fixed, as sums and products over them round by it
+LINES = 4096  # of a matrix with r columns at a time: fixed, as sums and products over them round by it
 _ITEM = 4
 
 ColumnRange = tuple[int, int]  # columns [first, last)

@@ -39,9 +39,8 @@ from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream
 
-# rows, or classes, of a product of dense matrices, of which all sides are long, or two are r: fixed, as its rounding may
-# depend on its shape
-BLOCK, LINES = 1024, 4096
+# rows, or classes, of a product of dense matrices, of which all sides are long: fixed, as its rounding may depend on its shape
+BLOCK = 1024
 _HELD_SCORES = 1 << 24  # of rows held out, about, at most: half a second's, at rank 100
 _LEAST_HELD = 1000  # rows, about, whatever that takes
 LEAST_COLUMNS = 48  # of a job, where there are as many: each entry of X takes as long as 32 columns more

@@ -54,7 +54,10 @@ def kernel(function: F) -> F:
 
 
 def inner_kernel(function: F) -> F:
-    """A kernel that makes no array, and returns none (either does not compile, or must not be done), called by kernels."""
+    """A kernel that makes no array, and returns none (either does not compile, or must not be done), called by kernels.
+
+    Python may call it too: it keeps the arrays meanwhile.
+    """
     return cast(F, Kernel(function, False)) if COMPILED else function
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from xmc_stream.factors.factors import Begun, Dense, Factor, Panels, SideBySide
-from xmc_stream.factors.products import BLOCK, LINES, Learned, held_out_metrics
+from xmc_stream.factors.factors import LINES, Begun, Dense, Factor, Panels, SideBySide
+from xmc_stream.factors.products import BLOCK, Learned, held_out_metrics
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.run import read_sum, rotation_of, write_factors
 from xmc_stream.lowrank.solver import (

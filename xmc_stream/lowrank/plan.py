@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from xmc_stream.factors.factors import ColumnRange
-from xmc_stream.factors.products import BLOCK, LEAST_COLUMNS, LINES, column_ranges, job_width
+from xmc_stream.factors.factors import LINES, ColumnRange
+from xmc_stream.factors.products import BLOCK, LEAST_COLUMNS, column_ranges, job_width
 from xmc_stream.factors.rowblocks import LARGE_ROW_BYTES, ROW_BYTES, held_bytes, lines_of, range_bits
 from xmc_stream.kernels.lines import CACHE_LINE, lanes
 from xmc_stream.lowrank.parameters import LEMLParameters

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from xmc_stream.factors.factors import (
+    LINES,
     Begun,
     ColumnRange,
     Dense,
@@ -27,7 +28,7 @@ from xmc_stream.factors.factors import (
     new_factors,
     take,
 )
-from xmc_stream.factors.products import LEAST_COLUMNS, LINES, Learned, ProjectJob, column_ranges, job_width
+from xmc_stream.factors.products import LEAST_COLUMNS, Learned, ProjectJob, column_ranges, job_width
 from xmc_stream.factors.rowblocks import NO_HOLDING, ROW_BYTES, ROW_LINES, Holding, entries_bytes, row_blocks
 from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros, lanes

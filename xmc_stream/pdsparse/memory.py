@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -142,8 +143,6 @@ class Rows:
         self.X, self.Y = self.dataset.X_rows(), self.dataset.Y_rows()
         self.bits = strip_bits(self.n_samples, self.X.nnz)
         self.numbers = label_numbers(self.n_labels, data.seed).astype(np.int32)
-        self.label_of = np.empty_like(self.numbers)  # the label of a number
-        self.label_of[self.numbers] = np.arange(self.n_labels, dtype=np.int32)
         share = min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
         self._seed, self._share = data.seed, 0.0 if which == "all" else share
         self.n_held_out = round(self._share * self.n_samples)  # about
@@ -162,6 +161,13 @@ class Rows:
         if self._share:
             held_out(rows, self._seed, self._share, out)
         return out
+
+    @cached_property
+    def label_of(self) -> NDArray[np.int32]:
+        """The label of each number."""
+        labels = np.empty_like(self.numbers)
+        labels[self.numbers] = np.arange(self.n_labels, dtype=np.int32)
+        return labels
 
     def labels(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Labels of rows (ascending), by number: indptr, numbers."""
