@@ -15,7 +15,7 @@ from xmc_stream.pdsparse.memory import MOST_FORESEEN, Data, PassPlan, most_table
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.pdsparse.run import PDSparseRun, most_passes
 from xmc_stream.runtime.job import Job, Receipt
-from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 
 
@@ -77,11 +77,12 @@ class PassForecaster(Forecaster):
 
 @dataclass(frozen=True)
 class PDSparseWarmUp(WarmUp):
-    """Train by PD-Sparse on a few rows."""
+    """Foresee a training by PD-Sparse on a few rows, and train."""
 
     def load(self) -> None:
         with a_few_rows() as dataset:
             p = PDSparseParameters(max_passes=2, held_out=0.3, post_solve=True)
+            PassForecaster(Task(dataset, p, 0), lambda job: job.run()).forecast(MemoryPlan(2**40, 256 * MIB, 1))
             train_a_few(PDSparseRun, dataset, "model", p)
 
 

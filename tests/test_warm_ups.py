@@ -1,0 +1,66 @@
+"""What a warm-up is for: the kernels of a training are loaded before its memory is planned, and none is compiled later."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import xmc_stream as xs
+
+# in a process of its own, as kernels that others have loaded would not be missed
+TRAIN = """
+import gc, sys
+import xmc_stream as xs
+from xmc_stream.kernels.jit import Kernel
+from xmc_stream.runtime.warmup import WarmUp
+
+def loaded():
+    kernels = [each for each in gc.get_objects() if isinstance(each, Kernel)]
+    return {(each.py_func.__qualname__, str(types)) for each in kernels for types in each.numba.signatures}
+
+def warm(self, run=WarmUp.run):
+    receipt = run(self)
+    before.update(loaded())
+    return receipt
+
+before = set()
+WarmUp.run = warm
+data, model, method, options = sys.argv[1:]
+getattr(xs, method)(memory_limit="2GB", threads=1, **eval(options)).fit(data, model=model)
+assert before
+print(sorted(loaded() - before))
+"""
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 300 rows with one label each."""
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("warm") / "rows.xmc"
+    X = sp.random(300, 40, 0.2, "csr", np.float32, rng)
+    Y = sp.csr_matrix((np.ones(300, np.float32), (np.arange(300), np.arange(300) % 7)), (300, 7))
+    xs.convert(X, path, labels=Y, normalize="l2")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("PPDSparse", {}), ("PPDSparse", {"all_rows": True, "max_rounds": 1}), ("PDSparse", {"max_passes": 2}),
+        ("LEML", {"rank": 3, "held_out": 0.3}), ("LEML", {"rank": 3, "held_out": 0.3, "criterion": "auc"}),
+        ("CPLST", {"rank": 3}), ("GroupLasso", {}), ("MEMOIR", {"rank": 3, "steps": 5}),
+    ],
+)  # fmt: skip
+def test_a_training_compiles_nothing_after_its_warm_up(
+    method: str, options: dict[str, object], rows: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", TRAIN, str(rows), str(tmp_path / "m"), method, repr(options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
