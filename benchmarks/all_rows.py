@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -35,7 +36,9 @@ def main(folder: Path, sets: tuple[str, ...], repeats: int, memory_limit: str, t
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name in sets or SETS:
         train, test = converted(folder, name)
-        data, seconds, reports = Dataset(train), {"false": [], "true": []}, {}
+        data = Dataset(train)
+        seconds: dict[str, list[float]] = {"false": [], "true": []}
+        reports: dict[str, dict[str, Any]] = {}
         counts = data.label_counts()
         share = np.count_nonzero(counts) * data.n_samples / (counts + start_sizes(counts, data.n_samples)).sum()
         options = ("--memory-limit", memory_limit, "--threads", threads, "--quiet")

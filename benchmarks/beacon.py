@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -77,8 +78,8 @@ def main(path: Path, arguments: list[str]) -> None:
         (jobs.ObjectiveJob, "objective"), (jobs.WeightsJob, "weights"), (jobs.UnitJob, "finalise"),
         (method.PPDSparseWarmUp, "compilation"), (pd_method.PDSparseWarmUp, "compilation"),
     ):  # fmt: skip
-        owner.run = marked(owner.run, phase)
-    SparseMatrix.gather = marked(SparseMatrix.gather, "gather")
+        mock.patch.object(owner, "run", marked(owner.run, phase)).start()  # to the end of the process
+    mock.patch.object(SparseMatrix, "gather", marked(SparseMatrix.gather, "gather")).start()
     cli.main(arguments)
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -31,10 +32,10 @@ SETS = (
     "wordnet_hypernyms", "yeast_seq_GO", "bibtex", "corel5k", "mediamill_partial", "delicious", "stackex_cooking",
     "rcv1_topics", "rcv1_multiclass_sub", "20news_bydate", "news20", "sector_partial", "udhr_langid",
 )  # fmt: skip
-Scores = Callable[[Candidates], NDArray[np.float64]]
+Scores = Callable[[Candidates], NDArray[Any]]  # float32 of the library, else float64
 
 
-def with_cap(z: NDArray[np.float64], c: float, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+def with_cap(z: NDArray[Any], c: float, counts: NDArray[np.int64]) -> NDArray[Any]:
     """min(z, c), ties to the more frequent label."""
     return np.where(z > c, c + 1e-3 * np.log(counts + 1), z)
 
@@ -44,7 +45,7 @@ def by_hand(
 ) -> Scores:
     """The best of some exponents p, shifts g and caps c: min((n + 1)^-p s - g ln(n + 1), c)."""
 
-    def scores(p: float, g: float, c: float, rows: Candidates) -> NDArray[np.float64]:
+    def scores(p: float, g: float, c: float, rows: Candidates) -> NDArray[Any]:
         logs = np.log(rows.counts + 1)
         return with_cap(rows.scores * np.exp(-p * logs) - g * logs, c, rows.counts)
 
@@ -77,9 +78,9 @@ FORMS: dict[str, Callable[[Candidates], Scores]] = {
 }
 
 
-def quality(rows: Candidates, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def quality(rows: Candidates, scores: NDArray[Any]) -> NDArray[np.float64]:
     """The mean of P@1, P@3 and P@5 of each row."""
-    return np.mean(list(rows.precisions(scores).values()), axis=0)
+    return np.asarray(np.mean(list(rows.precisions(scores).values()), axis=0))
 
 
 def prepare(source: Path, folder: Path) -> None:
@@ -102,7 +103,7 @@ def candidates(folder: Path, trained_on: str, data: str) -> Candidates:
     truth = sp.csr_matrix(
         (np.ones(len(y.indices), np.bool_), y.indices, y.indptr), (dataset.n_samples, dataset.n_labels)
     )
-    true = np.asarray(truth[np.arange(len(labels))[:, None], labels].todense(), np.bool_)
+    true = sp.csr_matrix(truth[np.arange(len(labels))[:, None], labels]).toarray()
     return Candidates(labels, scores, counts[labels], true)
 
 

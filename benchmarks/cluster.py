@@ -96,7 +96,7 @@ class Workers:
     def _start(self, module: str, *options: str) -> None:
         command = [sys.executable, "-m", module, "--scheduler-file", str(self._file), "--no-dashboard", *options]
         with self.log.open("ab") as log:
-            enter = self._cgroup and self._cgroup.join
+            enter = self._cgroup.join if self._cgroup else None
             settings = {**SETTINGS, **os.environ}
             process = subprocess.Popen(command, cwd=self._folder, stderr=log, preexec_fn=enter, env=settings)
         self._started.append(process)
@@ -212,7 +212,7 @@ def tune(
     """Settings in turn, on one thread or worker, against settings beside each other, on two."""
     folder.mkdir(parents=True, exist_ok=True)
     name, _, values = grid.partition("=")
-    how = {
+    how: dict[str, Any] = {
         "grid": {name: [float(value) for value in values.split(",")]},
         "fixed": {name: json.loads(value) for name, _, value in (one.partition("=") for one in settings)},
         "memory_limit": memory_limit, "work": folder / "tuning",

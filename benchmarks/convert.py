@@ -13,6 +13,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def main(folder: Path, samples: int, limit: str, repeats: int) -> None:
     size = text.stat().st_size
     print(f"{machine()}; {size / 1e9:.2f} GB of libsvm text, {samples:,} rows; limit {limit}; median of {repeats}")
     options = (text, folder / "convert.xmc", "--memory-limit", limit, "--overwrite", "--threads")
-    programs = {
+    programs: dict[str, Callable[[], dict[str, Any]]] = {
         "convert, 1 thread": lambda: run("convert", *options, 1),
         "convert, 2 threads": lambda: run("convert", *options, 2),
         "load_svmlight_file": lambda: load(text),

@@ -46,7 +46,7 @@ CLOSE = 1e-4  # as near as this to an objective is there
 TOLS = tuple(a * 10.0**b for b in range(-2, -8, -1) for a in (1.0, 0.3))  # of ours, from the loosest on
 PASSES = 20_000
 # of ours; the paper's Figures 2 and 3 have these six
-ALGORITHMS = {
+ALGORITHMS: dict[str, dict[str, Any]] = {
     "bcd-ls": {"algorithm": "bcd-ls"}, "bcd-cst": {"algorithm": "bcd-cst"}, "fista": {"algorithm": "fista"},
     "fista, constant step": {"algorithm": "fista", "line_search": False}, "sparsa": {"algorithm": "sparsa"},
     "fobos": {"algorithm": "fobos"},
@@ -143,7 +143,7 @@ def working_seconds(model: Path) -> float:
 def solving_seconds(model: Path) -> float:
     """Seconds of its jobs, without checks of the data."""
     jobs = (event for event in read_events(model / "events.jsonl") if event["event"] == "job")
-    return sum(event["seconds"] for event in jobs if not event["phase"].startswith("check "))
+    return float(sum(event["seconds"] for event in jobs if not event["phase"].startswith("check ")))
 
 
 def train_here(data: Path, model: Path, seed: int, **settings: Any) -> tuple[dict[str, Any], float]:
@@ -312,7 +312,7 @@ def algorithms(folder: Path, sets: list[str], lams: list[float], repeats: int, s
         print_head("set", "lam", "algorithm", "passes", "s", "objective", "above the lowest", "features")
         for lam, axis in zip(lams, axes, strict=True):
             best = train_here(train, model, seed, lam=lam, tol=1e-7, max_passes=PASSES)[0]["objective"]
-            curves = {}
+            curves: dict[str, list[tuple[float, dict[str, Any]]]] = {}
             for algorithm, settings in ALGORITHMS.items():
                 points = curves[algorithm] = []
                 for cut in (2**n for n in range(15)):

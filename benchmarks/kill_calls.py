@@ -92,7 +92,7 @@ def content(path: Path) -> str:
 def prepare(folder: Path) -> None:
     """What commands read, and old stores to be replaced."""
     folder.mkdir(parents=True)
-    make = [sys.executable, TOOLS / "make_synthetic.py", folder / "set.txt", *SHAPE]
+    make = [sys.executable, str(TOOLS / "make_synthetic.py"), str(folder / "set.txt"), *SHAPE]
     subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
     (folder / "ids.txt").write_text("".join(f"{i}\n" for i in range(0, 300, 3)))
     for command in (

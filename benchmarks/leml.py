@@ -147,7 +147,8 @@ def processor_seconds(path: Path, rank: int, cg: int, threads: int, limit: str) 
         size, notes = parse_size(limit), Notes()
         plan = MemoryPlan(size, size // 2, threads)
         loop = LEMLRun(Dataset(path), Path(folder) / "m", p, 0, plan, notes).loop()
-        total, receipts = 0.0, None
+        total = 0.0
+        receipts: Any = None  # which begins it
         while notes.get("h/1") is None:
             phase, receipts, busy = loop.send(receipts), [], [0.0] * threads
             for job in phase.jobs:

@@ -22,7 +22,7 @@ def environment(path: Path) -> Path | None:
         venv.create(path, with_pip=True)
     if subprocess.run([python, "-c", "import lightning"], capture_output=True, check=False).returncode:
         for words in (["--only-binary", ":all:", *NEEDED[:4]], NEEDED[4:], ["--no-build-isolation", LIGHTNING]):
-            install = [python, "-m", "pip", "install", "--quiet", *words]
+            install = [str(python), "-m", "pip", "install", "--quiet", *words]
             if subprocess.run(install, capture_output=True, check=False).returncode:
                 return None
     return python

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,7 +56,7 @@ def sparse_vectors(W: sp.csr_matrix) -> ClassVectors:
 
 def rows_of(X: sp.csr_matrix) -> RankedRows:
     """The rows of a matrix as oracles take them."""
-    return ranked(CSR(X.indptr, X.indices, X.data))
+    return ranked(CSR(X.indptr.astype(np.int64), X.indices, X.data))
 
 
 def measure(
@@ -133,8 +134,8 @@ def sets(folder: Path, names: tuple[str, ...], scratch: Path | None, rows: int, 
         print(
             f"{name}: K {W.shape[0]:,}, D {W.shape[1]:,}, {W.nnz:,} weights, {X.nnz / n:.1f} entries a row, {n:,} rows"
         )
-        truth, _ = measure(name, "exact", lambda v=vectors: Exact(v), queried, excluded)  # type: ignore[misc]
-        measure(name, "sw-graph", lambda v=vectors: SmallWorld(v), queried, excluded, truth)  # type: ignore[misc]
+        truth, _ = measure(name, "exact", partial(Exact, vectors), queried, excluded)
+        measure(name, "sw-graph", partial(SmallWorld, vectors), queried, excluded, truth)
         if dense:
             some = matrix(training.X_rows().block(0, min(training.n_samples, 20000)), W.shape[1])
             w, x = reduced(some, rank, W, X)
@@ -155,7 +156,7 @@ def dense_lines(
     shares: tuple[int, ...] = (32, 128, 512),
 ) -> tuple[float, float]:
     """The exact oracle and the hashing one with some numbers of candidates; microseconds of exact and default."""
-    vectors = DenseVectors(*w.shape, most_bytes=w.size * 4 + 9 * len(w))
+    vectors = DenseVectors(len(w), w.shape[1], most_bytes=w.size * 4 + 9 * len(w))
     vectors.put(np.arange(len(w)), w)
     truth, exact = measure(name, f"exact, dense {w.shape[1]}", lambda: DenseExact(vectors), x, excluded)
     _, default = measure(name, "simple-lsh", lambda: SimpleLSH(vectors), x, excluded, truth)
@@ -164,7 +165,7 @@ def dense_lines(
             for share in shares:
                 measure(
                     name, f"simple-lsh, {bits} bits, 1/{share}",
-                    lambda b=bits, s=share: SimpleLSH(vectors, bits=b, candidates=len(w) // s),  # type: ignore[misc]
+                    partial(SimpleLSH, vectors, bits=bits, candidates=len(w) // share),
                     x, excluded, truth,
                 )  # fmt: skip
         measure(name, "simple-lsh, no hubs", lambda: SimpleLSH(vectors, hubs=0), x, excluded, truth)
@@ -179,11 +180,11 @@ def clustered(K: int, rng: np.random.Generator, n: int, D: int = 50_000) -> tupl
     frequency = np.cumsum(1.0 / (np.arange(D) + 10.0))
 
     def drawn(*size: int) -> NDArray[np.int64]:
-        return np.searchsorted(frequency, rng.random(size) * frequency[-1]).clip(0, D - 1)
+        return np.asarray(np.searchsorted(frequency, rng.random(size) * frequency[-1]).clip(0, D - 1))
 
     features = drawn(-(-K // 32), 128)
     shared = np.take_along_axis(features[np.arange(K) // 32], rng.integers(0, 128, (K, 64)), axis=1)
-    columns = np.hstack([shared, drawn(K, 32)])
+    columns: NDArray[np.int64] = np.hstack([shared, drawn(K, 32)])
     values = rng.normal(0.3, 1.0, columns.shape).astype(np.float32) * rng.lognormal(0, 0.5, (K, 1)).astype(np.float32)
     W = sp.csr_matrix((values.ravel(), columns.ravel(), 96 * np.arange(K + 1)), shape=(K, D))
     W.sum_duplicates()
@@ -226,9 +227,9 @@ def growth(rows: int, rank: int, most: int) -> None:
             rows_of(X),
             Labels(np.zeros(rows + 1, np.int64), np.empty(0, np.int32)),
         )
-        truth, took = measure(f"{K:,}", "exact", lambda v=vectors: Exact(v), queried, nobody)  # type: ignore[misc]
+        truth, took = measure(f"{K:,}", "exact", partial(Exact, vectors), queried, nobody)
         times.setdefault("exact", []).append(took)
-        _, took = measure(f"{K:,}", "sw-graph", lambda v=vectors: SmallWorld(v), queried, nobody, truth)  # type: ignore[misc]
+        _, took = measure(f"{K:,}", "sw-graph", partial(SmallWorld, vectors), queried, nobody, truth)
         times.setdefault("sw-graph", []).append(took)
         n = max(rows // 10, 64)
         w, x = clustered_dense(K, rng, n, rank)
@@ -263,7 +264,7 @@ def training(folder: Path, names: tuple[str, ...], steps: int) -> None:
                 first = step * batch % n
                 some, labels = rows_of(X[first : first + batch]), Y[first : first + batch]
                 excluded = rarest(labels, data.label_counts())
-                answers, a = seconds(lambda o=graph, x=some, e=excluded, t=step: o.query(x, e, t))  # type: ignore[misc]
+                answers, a = seconds(partial(graph.query, some, excluded, step))
                 if step % 3 == 2:
                     truth = reference.query(some, excluded, step)
                     recalls.append(np.mean(answers.scores >= truth.scores - 1e-5 * np.abs(truth.scores)))
@@ -272,7 +273,7 @@ def training(folder: Path, names: tuple[str, ...], steps: int) -> None:
                 one = np.ones(len(lines), np.float32)
                 vectors.add(np.concatenate([own, wrong]), np.tile(lines, 2), np.concatenate([one, -one]), some)
                 changed = np.unique(np.concatenate([own, wrong]))
-                _, b = seconds(lambda o=graph, c=changed: o.refresh(c))  # type: ignore[misc]
+                _, b = seconds(partial(graph.refresh, changed))
                 took, touched = took + np.array([a, b]), touched + len(changed)
             shown = " ".join(f"{recall:.3f}" for recall in recalls)
             print(

@@ -216,11 +216,11 @@ def main(
     for command, by_run in seconds.items():
         if len(by_run) == 2:
             print(f"{command}: {by_run['limited'] / by_run['unlimited']:.2f} times the unlimited run's seconds")
-    for what, by_run in digests.items():
-        if by_run:
-            same = len(set(by_run.values())) == 1
-            shown = ", ".join(f"{name} {digest[:16]}" for name, digest in by_run.items())
-            print(f"{what}: {shown}{'' if len(by_run) < 2 else ', identical' if same else ', DIFFERENT'}")
+    for what, found in digests.items():
+        if found:
+            same = len(set(found.values())) == 1
+            shown = ", ".join(f"{name} {digest[:16]}" for name, digest in found.items())
+            print(f"{what}: {shown}{'' if len(found) < 2 else ', identical' if same else ', DIFFERENT'}")
             failures += [] if same else [f"{what} differ"]
     if failures:
         sys.exit("failed: " + "; ".join(failures))

@@ -138,7 +138,7 @@ def theirs(key: str, peer: Peer) -> Program:
 
     def child(c: Contest, action: str, model: Path, out: Path) -> dict[str, Any]:
         script = Path(__file__).with_name("peer_programs.py")
-        command = [sys.executable, script, action, key, c.matrices, model, out, str(c.threads)]
+        command = [sys.executable, *map(str, (script, action, key, c.matrices, model, out, c.threads))]
         try:
             done = subprocess.run(
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",

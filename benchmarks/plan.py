@@ -34,10 +34,10 @@ def prepared(folder: Path, name: str, size: str) -> tuple[Path, Path]:
 
 def compare(what: str, limit: str, plan: dict[str, Any], done: dict[str, Any]) -> bool:
     """Print a row; returns whether the plan held."""
-    ratio = plan["peak_rss"] / done["peak_rss"]
+    ratio: float = plan["peak_rss"] / done["peak_rss"]
     passes = done.get("passes", 1)
     streamed = done.get("bytes_streamed", done.get("bytes_read", plan["bytes_read"]))
-    exact = plan["passes"] == passes and plan.get("bytes_streamed", plan["bytes_read"]) == streamed
+    exact: bool = plan["passes"] == passes and plan.get("bytes_streamed", plan["bytes_read"]) == streamed
     gathered = done.get("bytes_gathered", 0)
     share = f"{plan['bytes_gathered'] / gathered:6.2f}" if gathered else "     -"
     print(

@@ -15,9 +15,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.store.encoding import new_matrix
@@ -30,7 +32,7 @@ WINDOW = 32 * 2**20  # bytes of X in memory per thread
 
 
 @kernel
-def add_up(indices, data):  # type: ignore[no-untyped-def]
+def add_up(indices: NDArray[Any], data: NDArray[np.float32]) -> float:
     total = 0.0
     for p in range(len(indices)):
         total += data[p] * (indices[p] & 1)

@@ -31,9 +31,9 @@ from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.linear.kernels.scores import DENSE_SHARE, NO_BOUNDS, Tile, TileClasses, in_fours
 from xmc_stream.linear.kernels.topk import top_k
+from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.tiles import make_tile
-from xmc_stream.linear.weights import Unit
-from xmc_stream.models import Model, load_model
+from xmc_stream.linear.weights import Unit, plain_units
 from xmc_stream.ppdsparse.kernels.search import (
     NO_LOSS,
     SQUARED_HINGE,
@@ -100,12 +100,14 @@ def median_seconds(call: Callable[[], Any], repeats: int) -> float:
 class UnitSearch:
     """What a search of one unit over all rows needs, as a search job makes it; active sets left out."""
 
-    def __init__(self, data: Dataset, model: Model, unit: Unit) -> None:
+    def __init__(self, data: Dataset, model: LinearModel, unit: Unit) -> None:
         self.first, last = unit
         block = model.classes(self.first, last)
+        whole, low, high = next(model.parts(self.first, last))  # the model's own unit, which may be wider than a tile
+        bias = model.unit_array(whole)[low:high]
         self.counts = np.bincount(block.indices, minlength=data.n_features)
         self.tile, self.narrow = (
-            make_tile(block.indptr, block.indices, values, model.unit_array(unit), data.n_features, narrowed)
+            make_tile(block.indptr, block.indices, values, bias, data.n_features, narrowed)
             for values, narrowed in ((block.values, False), (block.values.copy(), True))
         )
         n, self.width = last - self.first, len(self.tile.bias)
@@ -155,7 +157,7 @@ def main(data: Path, folder: Path, repeats: int) -> None:
     path = folder / "two-rounds.model"
     if not path.exists():
         run("train", data, path, "--set", "max_rounds=2", "--set", "prune=0")
-    dataset, model = open_dataset(data), load_model(path)
+    dataset, model = open_dataset(data), LinearModel(path)
     x, y = dataset.X_rows().block(0, dataset.n_samples), dataset.Y_rows().block(0, dataset.n_samples)
     print(f"{machine()}; {data.name}, {model.attributes['nnz']:,} weights after two rounds; one core")
     for name, rate in machine_rates(np.random.default_rng(0), repeats).items():
@@ -163,7 +165,7 @@ def main(data: Path, folder: Path, repeats: int) -> None:
     useful = 0
     seconds = {"search": 0.0, "narrow search": 0.0, "top 5": 0.0}
     occurrences = dataset.feature_counts()
-    for unit in model.units:
+    for unit in plain_units(model.n_labels):
         piece = UnitSearch(dataset, model, unit)
         useful += int((occurrences * piece.counts).sum())
         for name, tile, loss in (("search", piece.tile, SQUARED_HINGE), ("narrow search", piece.narrow, NO_LOSS)):

@@ -20,7 +20,7 @@ import xmc_stream as xs
 
 TYPES = ("float32", "float16")
 KS = (1, 3, 5)
-HERE = {"memory_limit": "1GB", "threads": 1}
+HERE: dict[str, Any] = {"memory_limit": "1GB", "threads": 1}
 
 
 def trained(data: xs.Dataset, model: Path, kind: str) -> Any:

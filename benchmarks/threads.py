@@ -17,6 +17,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         for algorithm in ("bcd-ls", "bcd-cst", "fista", "sparsa", "fobos")
     ],
 }
-PREDICTING = {"ppdsparse": {}, "leml": {"alternations": 2}, "group-lasso": {"loss": "multitask", "max_passes": 5}}
+PREDICTING: dict[str, dict[str, Any]] = {
+    "ppdsparse": {}, "leml": {"alternations": 2}, "group-lasso": {"loss": "multitask", "max_passes": 5},
+}  # fmt: skip
 
 Told = dict[str, Any]
 Run = Callable[[int], Told]
@@ -63,10 +66,10 @@ class Runs:
         for name in registry.names():
             for values in OPTIONS.get(name, [{}]):
                 words = " ".join([name, *(f"{key}={value}" for key, value in values.items())])
-                runs[words] = lambda threads, name=name, values=values: self.train(threads, name, values)
+                runs[words] = partial(self.train, name=name, values=values)
         for name in PREDICTING:
-            runs[f"predict {name}"] = lambda threads, name=name: self.predict(threads, name)
-            runs[f"evaluate {name}"] = lambda threads, name=name: self.evaluate(threads, name)
+            runs[f"predict {name}"] = partial(self.predict, name=name)
+            runs[f"evaluate {name}"] = partial(self.evaluate, name=name)
         return {**runs, "convert": self.convert}
 
     def train(self, threads: int, name: str, values: dict[str, Any]) -> Told:

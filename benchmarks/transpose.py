@@ -96,7 +96,7 @@ def main(folder: Path, size: str, buffer: str, features: int, case: bool) -> Non
         print(json.dumps(transposition(path, room)))
         return
     if not path.exists():
-        made = [MAKER, path, "--size", size, "--features", str(features), "--labels", "8192"]
+        made = [str(MAKER), str(path), "--size", size, "--features", str(features), "--labels", "8192"]
         subprocess.run([sys.executable, *made], check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(path / "X" / "columns", ignore_errors=True)
     X = open_dataset(path).X_rows()

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import click
 
@@ -103,8 +104,8 @@ def solve(folder: Path) -> Walk:
         with walk:
             return run(job)
 
-    SolveJob.run = walked  # type: ignore[method-assign]
-    xs.PPDSparse(all_rows=False, threads=1).fit(X, Y)
+    with mock.patch.object(SolveJob, "run", walked):
+        xs.PPDSparse(all_rows=False, threads=1).fit(X, Y)
     return walk
 
 

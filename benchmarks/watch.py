@@ -42,14 +42,13 @@ def watch(*arguments: Any, cgroup: Cgroup | None = None) -> Watched:
     """`xmc-stream ARGUMENTS --json` in a child. Raises RuntimeError with the last line it said where it fails."""
     command = [sys.executable, "-m", "xmc_stream.cli", *map(str, arguments), "--json"]
     began = time.perf_counter()
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=cgroup and cgroup.join
-    )
+    enter = cgroup.join if cgroup else None
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=enter)
     samples: list[tuple[float, float, int]] = [(time.time(), 0.0, 0)]
     ended = threading.Event()
     sampler = threading.Thread(target=_sample, args=(child.pid, samples, ended))
     sampler.start()
-    said = {}
+    said: dict[str, str] = {}
     readers = [threading.Thread(target=_read, args=(said, name, getattr(child, name))) for name in ("stdout", "stderr")]
     for reader in readers:
         reader.start()

@@ -174,7 +174,7 @@ def run_and_die(words: list[str], work: str, after: str) -> None:
     name_host()
     make_durable = os.fsync
 
-    def fsync(fd: int) -> None:
+    def fsync(fd: Any) -> None:
         make_durable(fd)
         if any(f'"key":"{after}' in ledger.read_text(errors="replace") for ledger in Path(work).glob("ledger*")):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -194,7 +194,7 @@ def content(dataset: Path) -> str:
         run(["export", dataset.name, "exported.npz", "--overwrite"])
         found = hashlib.sha256()
         for name in ("exported.npz", "exported-labels.npz"):
-            matrix = sp.load_npz(name).tocsr()
+            matrix = sp.csr_matrix(sp.load_npz(name))
             for part, kind in (
                 (matrix.shape, "i8"),
                 (matrix.indptr, "i8"),
@@ -225,7 +225,8 @@ def texts_of(file: Path) -> list[str]:
 def rows_for(model: xs.Model) -> sp.csr_matrix:
     """Rows to predict for, of as many features as the model has."""
     rng = np.random.default_rng(1)
-    X = sp.random(25, D, 0.2, "csr", np.float32, rng) + sp.csr_matrix(np.eye(25, D, k=-3, dtype=np.float32))
+    X: Any = sp.random(25, D, 0.2, "csr", np.float32, rng)
+    X = X + sp.csr_matrix(np.eye(25, D, k=-3, dtype=np.float32))
     return sp.csr_matrix(X[:, : model.n_features], dtype=np.float32)
 
 
@@ -247,7 +248,8 @@ def facts(store: Path, beside: str) -> dict[str, Any]:
     else:
         metrics = xs.evaluate(store, store.with_name(beside), memory_limit="2GB")
         found |= {"metrics": {name: metrics[name] for name in ("P@1", "P@3", "P@5")}}
-    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+    as_json: dict[str, Any] = json.loads(json.dumps(found))
+    return as_json
 
 
 def keep(kept: Kept, environment: dict[str, str], into: Path) -> Path:
@@ -275,7 +277,7 @@ def keep(kept: Kept, environment: dict[str, str], into: Path) -> Path:
     about["facts"] = facts(store, kept.beside)
     if about["facts"]["kind"] == "model" and not kept.after:
         model = xs.load_model(store)
-        rows = texts_of(Path(kept.beside)) if kept.beside else rows_for(model)
+        rows: Any = texts_of(Path(kept.beside)) if kept.beside else rows_for(model)
         if not kept.beside:
             sp.save_npz("rows.npz", rows)
             files.append("rows.npz")
