@@ -52,6 +52,11 @@ class StoreError(XmcStreamError, OSError):
     """A dataset, model or prediction store is missing, damaged, or of another kind than asked for."""
 
 
+def spoilt_state(path: object) -> StoreError:
+    """A file that a run left for itself holds what it cannot hold."""
+    return StoreError(f"{path} has what it cannot have: remove the unfinished run and begin anew")
+
+
 class MemoryLimitError(MemoryError, XmcStreamError):  # in this order dask's workers can send it
     """The memory limit cannot work, or was nearly reached; a run that had begun can be resumed.
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from xmc_stream.convert.lines.files import file_identity, forget
-from xmc_stream.convert.pieces import WINDOW, Piece, Rows
+from xmc_stream.convert.pieces import Piece, Rows
 from xmc_stream.runtime.job import Phase, Receipt
 
 
@@ -36,21 +34,6 @@ class Part(Protocol):
         It comes with "folder", the path of a folder that the part may make for files of its own beside its pieces.
         Raises InputError naming file and line (of the whole file), MemoryLimitError.
         """
-
-
-@dataclass(frozen=True)
-class NoLabelsPart:
-    """Y of rows without labels."""
-
-    n_rows: int
-
-    sides = ("Y",)
-
-    def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
-        """Rows, each with nothing."""
-        for start in range(0, self.n_rows, WINDOW):
-            n = min(WINDOW, self.n_rows - start)
-            yield ((np.zeros(n + 1, np.int64), np.empty(0, np.int32), None),)
 
 
 @dataclass(frozen=True)

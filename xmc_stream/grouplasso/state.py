@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
-from xmc_stream.errors import StoreError
+from xmc_stream.errors import StoreError, spoilt_state
 from xmc_stream.grouplasso.arrays import Matrix
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import PackedArrayWriter, new_pack
@@ -84,7 +84,7 @@ class State:
         bounded = not n or (self.features[0] >= 0 and self.features[-1] < n_features)
         sound = bounded and bool((np.diff(self.features) > 0).all())
         if not sound or self._rows.size != n * n_labels or self._rows.dtype != np.float32:
-            raise StoreError(f"{path} has what it cannot have: remove the unfinished run and begin anew")
+            raise spoilt_state(path)
         self.flags = read_small(path, "flags", n_features, np.uint8)
 
     def progress(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import StoreError
+from xmc_stream.errors import spoilt_state
 from xmc_stream.factors.factors import Panels
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.memoir.draws import Drawn
@@ -281,7 +281,7 @@ def read_sparse(
     ends = np.concatenate([[0], np.cumsum(counts)])
     bounded = not len(counts) or 0 <= counts.min() <= counts.max() <= n_features
     if not bounded or features.size != ends[-1] or values.size != ends[-1]:
-        raise _damaged(path)
+        raise spoilt_state(path)
     stop = n_classes if stop is None else stop
     for first, last in class_ranges(ends, start, stop):
         some = ends[first : last + 1]
@@ -290,9 +290,9 @@ def read_sparse(
         steps = np.diff(block.indices)
         inside = np.delete(steps, block.indptr[1:-1][(block.indptr[1:-1] > 0) & (block.indptr[1:-1] <= len(steps))] - 1)
         if not whole or (len(block.indices) and not 0 <= block.indices.min() <= block.indices.max() < n_features):
-            raise _damaged(path)
+            raise spoilt_state(path)
         if (inside <= 0).any() or not np.isfinite(block.values).all():
-            raise _damaged(path)
+            raise spoilt_state(path)
         yield first, block
 
 
@@ -300,14 +300,10 @@ def read_dense(path: Path, n_classes: int, rank: int) -> Iterator[tuple[int, NDA
     """Some lines (values) at a time, from the first named on. Raises StoreError for what cannot be."""
     values = open_array(path / "values")
     if values.size != n_classes * rank or values.dtype != np.float32:
-        raise _damaged(path)
+        raise spoilt_state(path)
     for first in range(0, n_classes, _CLASSES):
         last = min(first + _CLASSES, n_classes)
         lines = values.read(first * rank, last * rank)
         if not np.isfinite(lines).all():
-            raise _damaged(path)
+            raise spoilt_state(path)
         yield first, lines.reshape(-1, rank)
-
-
-def _damaged(path: Path) -> StoreError:
-    return StoreError(f"{path} has what it cannot have: remove the unfinished run and begin anew")

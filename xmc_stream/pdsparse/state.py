@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream import flags
-from xmc_stream.errors import MemoryLimitError, StoreError
+from xmc_stream.errors import MemoryLimitError, spoilt_state
 from xmc_stream.pdsparse.kernels.frank_wolfe import ActiveLabels
 from xmc_stream.pdsparse.kernels.tables import Tables, enter, list_entries
 from xmc_stream.runtime.plan import fitting_ranges
@@ -74,15 +74,15 @@ class PassState:
         for number, (segment, active) in enumerate(zip(segments, self._active, strict=True)):
             n = open_array(segment / "strips").size
             if n > n_strips:
-                raise _damaged(segment / "strips")
+                raise spoilt_state(segment / "strips")
             strips = read_small(segment, "strips", n, np.int64)
             known = ((strips >= 0) & (strips < n_strips)).all() and (self._segment[strips] < 0).all()
             sizes = np.minimum((strips + 1) << strip_bits, n_samples) - (strips << strip_bits) if known else strips
             if not known or len(np.unique(strips)) != len(strips) or sizes.sum() != active.n_lines:
-                raise _damaged(segment / "strips")
+                raise spoilt_state(segment / "strips")
             self._segment[strips], self._line[strips] = number, np.cumsum(sizes) - sizes
         if (self._segment < 0).any():
-            raise _damaged(segments[-1] / "strips")
+            raise spoilt_state(segments[-1] / "strips")
 
     @property
     def bytes_read(self) -> int:
@@ -144,10 +144,6 @@ def read_tables(path: Path, tables: Tables, n_features: int, above: float | None
             )
 
 
-def _damaged(path: Path) -> StoreError:
-    return StoreError(f"{path} has what it cannot have: remove the unfinished run and begin anew")
-
-
 def stored_tables(
     path: Path, n_features: int, n_labels: int, most: int
 ) -> Iterator[tuple[int, NDArray[Any], NDArray[Any], NDArray[Any]]]:
@@ -161,10 +157,10 @@ def stored_tables(
     bounded = not len(counts) or 0 <= counts.min() <= counts.max() <= n_labels
     known = labels.dtype == np.int32 and values.dtype == np.float64
     if not (bounded and known and labels.size == values.size == ends[-1]):
-        raise _damaged(path)
+        raise spoilt_state(path)
     for first, last in fitting_ranges(counts, most):
         low, high = int(ends[first]), int(ends[last])
         some, v = labels.read(low, high), values.read(low, high)
         if len(some) and not (0 <= some.min() <= some.max() < n_labels and np.isfinite(v).all()):
-            raise _damaged(path)
+            raise spoilt_state(path)
         yield first, counts[first:last], some, v

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import StoreError
+from xmc_stream.errors import StoreError, spoilt_state
 from xmc_stream.ppdsparse.kernels.active import append_lines
 from xmc_stream.ppdsparse.parameters import EXACT
 from xmc_stream.store.chunks import are_apart, open_array, read_small, small_array
@@ -80,13 +80,10 @@ class CandidateRows:
             self._intervals = SparseMatrix(path / "intervals").expect((None, n_samples), "csr_matrix", np.float32)
             n = open_array(path / "flushed").size
             if not 0 < n <= n_classes or self._intervals.n_lines % n:
-                raise self._damaged("flushed")
+                raise spoilt_state(self.path / "flushed")
             self._flushed = read_small(path, "flushed", n, np.int64)
             if not are_apart(self._flushed, np.ones(n, np.int64), n_classes):
-                raise self._damaged("flushed")
-
-    def _damaged(self, name: str) -> StoreError:
-        return StoreError(f"{self.path / name} has what it cannot have: remove the unfinished run and begin anew")
+                raise spoilt_state(self.path / "flushed")
 
     def close_files(self) -> None:
         """Close the files that reading opened; who reads on opens them again."""
@@ -100,7 +97,7 @@ class CandidateRows:
         """counts, losses or best of classes [first, last)."""
         values = self._small[name].read_checked(first - self.first, last - self.first)
         if name == "counts" and len(values) and not 0 <= values.min() <= values.max() <= self._n_samples:
-            raise self._damaged(name)
+            raise spoilt_state(self.path / name)
         return values
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[NDArray[np.int64], Block]]:
@@ -133,7 +130,7 @@ class CandidateRows:
             end = min(begin + _WINDOW, total)
             rows, scores = matrix.parts(*clip_ranges(firsts, counts, begin, end))
             if scores is None or rows[0] <= before or (rows[1:] <= rows[:-1]).any():
-                raise self._damaged("rows")
+                raise spoilt_state(self.path / "rows")
             before = int(rows[-1])
             yield rows, scores
 

@@ -9,9 +9,12 @@ value zero is none. Several files are one set, their rows in turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from xmc_stream import flags
 from xmc_stream.convert.formats.texts import LinesSource, TextInput, looked_at, most_entries
@@ -20,7 +23,8 @@ from xmc_stream.convert.lines.files import TextRange
 from xmc_stream.convert.lines.parser import Dialect, LinesPart, attributes_of
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import ConvertOptions, Like, of_labels
-from xmc_stream.convert.source import NoLabelsPart, Part, PartRead, Settled
+from xmc_stream.convert.pieces import WINDOW, Rows
+from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.runtime.job import Phase, Receipt
 
@@ -33,6 +37,21 @@ _FEATURES_NAME = re.compile(r"(.*_X_)Xf\.txt(\.\w+)?")  # the labels beside it: 
 def recognises(head: bytes) -> bool:
     """True for a text whose first line is two or three numbers."""
     return _HEADER.fullmatch(head.split(b"\n", 1)[0] + b"\n") is not None
+
+
+@dataclass(frozen=True)
+class _NoLabels:
+    """Y of rows without labels."""
+
+    n_rows: int
+
+    sides = ("Y",)
+
+    def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
+        """Rows, each with nothing."""
+        for start in range(0, self.n_rows, WINDOW):
+            n = min(WINDOW, self.n_rows - start)
+            yield ((np.zeros(n + 1, np.int64), np.empty(0, np.int32), None),)
 
 
 class XMLRepoText(LinesSource):
@@ -95,7 +114,7 @@ class XMLRepoText(LinesSource):
             self._part(side, text) for side, files in self._files.items() for file in files for text in file.ranges()
         ]
         if not self._files.get("Y", True):
-            parts.append(NoLabelsPart(self.n_samples or 0))
+            parts.append(_NoLabels(self.n_samples or 0))
         return parts
 
     def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
