@@ -14,74 +14,83 @@ from pathlib import Path
 import pytest
 
 from helpers.commands import wait_until
+from helpers.forked import Forked
+
+Process = Forked | subprocess.Popen[bytes]
+
+
+OPTIONS = ("--no-nanny", "--memory-limit", "0")
 
 
 @dataclass(frozen=True)
 class Worker:
-    """How a worker is started: words before and after its command, and what its environment has beside this one's."""
+    """How a worker is started: words before and after its command, and what its environment has beside this one's.
+
+    One that says nothing of this is forked from a process that has loaded what it needs: half of what a small training on
+    workers takes is their start.
+    """
 
     before: Sequence[str] = ()
-    options: Sequence[str] = ("--no-nanny", "--memory-limit", "0")
+    options: Sequence[str] = OPTIONS
     environment: dict[str, str] = field(default_factory=dict)
+
+    def start(self, words: Sequence[str], folder: Path, log: Path) -> Process:
+        """Its process, in a folder of its own, and in a log that others write to."""
+        if self == Worker():
+            return Forked(_dask, "worker", words, folder, log)
+        command = [*self.before, sys.executable, "-m", "distributed.cli.dask_worker", *words]
+        with log.open("ab") as said:
+            return subprocess.Popen(command, stdout=said, stderr=said, cwd=folder, env={**os.environ, **self.environment})
 
 
 @contextmanager
 def cluster(
     folder: Path, port: int = 0, workers: Sequence[Worker] = (Worker(),), host: str = "127.0.0.1"
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+) -> Iterator[tuple[Forked, str]]:
     """A scheduler's process and its address, with workers of one thread, "worker-0" and so on, each in a folder of its own.
 
     For their processes see `pid_of`.
     """
     folder.mkdir(exist_ok=True)
-    file = folder / "scheduler.json"
+    file, log = folder / "scheduler.json", folder / "log"
     file.unlink(missing_ok=True)
+    log.touch()
     common = ["--scheduler-file", str(file), "--no-dashboard"]
+    own = ["--nthreads", "1", "--death-timeout", "60", "--pid-file", "pid", *common]
     with ExitStack() as processes:
-        log = processes.enter_context((folder / "log").open("ab"))
 
-        def start(words: Sequence[str], where: Path, **more: str) -> subprocess.Popen[bytes]:
-            where.mkdir(exist_ok=True)
-            run = subprocess.Popen(words, stdout=log, stderr=log, cwd=where, env={**os.environ, **more})
+        def ending(run: Process) -> Process:
             processes.enter_context(run)
             processes.callback(run.kill)  # a nanny's worker ends with it
             return run
 
-        scheduler = start(
-            [
-                sys.executable,
-                "-m",
-                "distributed.cli.dask_scheduler",
-                "--host",
-                host,
-                "--port",
-                str(port),
-                *common,
-            ],
-            folder,
-        )
-        command = [
-            sys.executable,
-            "-m",
-            "distributed.cli.dask_worker",
-            "--nthreads",
-            "1",
-            "--death-timeout",
-            "60",
-            "--pid-file",
-            "pid",
-            *common,
-        ]
-        working = [
-            start(
-                [*one.before, *command, "--name", f"worker-{number}", *one.options],
-                folder / f"worker-{number}", **one.environment,
-            )
-            for number, one in enumerate(workers)
-        ]  # fmt: skip
-        for one in working:
-            wait_until(one, lambda: (folder / "log").read_bytes().count(b"Registered to") >= len(workers))
+        scheduler = Forked(_dask, "scheduler", ["--host", host, "--port", str(port), *common], folder, log)
+        running = [ending(scheduler)]
+        for number, worker in enumerate(workers):
+            where = folder / f"worker-{number}"
+            where.mkdir(exist_ok=True)
+            running.append(ending(worker.start([*own, "--name", where.name, *worker.options], where, log)))
+
+        def registered() -> bool:
+            assert all(run.poll() is None for run in running), log.read_text()
+            return log.read_bytes().count(b"Registered to") >= len(workers)
+
+        wait_until(None, registered)
         yield scheduler, json.loads(file.read_text())["address"]
+
+
+def _dask(what: str, words: Sequence[str], folder: Path, log: Path) -> None:
+    """Be what dask's commands start: a scheduler or a worker. The environment counts as at the start of a process."""
+    import dask
+    from distributed.cli import dask_scheduler, dask_worker
+
+    os.chdir(folder)
+    with log.open("ab") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    dask.config.refresh()
+    main = dask_worker.main if what == "worker" else dask_scheduler.main
+    main(list(words))
 
 
 def pid_of(folder: Path, worker: int) -> int:

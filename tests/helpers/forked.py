@@ -52,6 +52,14 @@ class Forked:
         self._process.join(seconds)
         return self.poll()
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self._process.kill()
