@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import distributed.cli.dask_scheduler
-import distributed.cli.dask_worker
+import distributed.cli.dask_worker  # noqa: F401
 import pytest  # noqa: F401 (a child loads the main module of the process that starts it)
 
 import xmc_stream.cli
