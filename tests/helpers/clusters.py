@@ -40,7 +40,9 @@ class Worker:
             return Forked(_dask, "worker", words, folder, log)
         command = [*self.before, sys.executable, "-m", "distributed.cli.dask_worker", *words]
         with log.open("ab") as said:
-            return subprocess.Popen(command, stdout=said, stderr=said, cwd=folder, env={**os.environ, **self.environment})
+            return subprocess.Popen(
+                command, stdout=said, stderr=said, cwd=folder, env={**os.environ, **self.environment}
+            )
 
 
 @contextmanager
