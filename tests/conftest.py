@@ -17,7 +17,7 @@ import pytest
 pytest.register_assert_rewrite("helpers")
 
 from helpers.commands import cli_command, said_at_last  # noqa: E402
-from helpers.forked import forked_command  # noqa: E402
+from helpers.forked import forked_command, forked_commands  # noqa: E402
 from helpers.places import memory_place  # noqa: E402
 from helpers.tools import load_tool  # noqa: E402
 
@@ -114,6 +114,17 @@ def commands() -> Callable[..., Any]:
         with forked_command(*arguments, *([] if fails else ["--json"])) as command:
             code = command.wait()
             return answer(code, command.stdout, command.stderr, fails)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def several() -> Callable[..., Any]:
+    """As `commands`, of several, each a list of words, one after another in one process: what each of them answers."""
+
+    def run(*words: Any, fails: bool = False) -> list[Any]:
+        ends = forked_commands(*([*one, *([] if fails else ["--json"])] for one in words))
+        return [answer(*end, fails) for end in ends]
 
     return run
 

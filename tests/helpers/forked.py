@@ -6,16 +6,17 @@ it tests only. Tests of what a command is from its first instant on start it the
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _context = multiprocessing.get_context("forkserver")
 
@@ -92,6 +93,37 @@ def run_forked(*words: Any) -> str:
     with forked_command(*words) as run:
         assert run.wait() == 0, run.stderr
         return run.stdout
+
+
+def forked_commands(*several: Sequence[Any]) -> list[tuple[int, str, str]]:
+    """Commands one after another in one process: the exit code of each, and its stdout and stderr."""
+    with Forked(_commands, [[str(word) for word in words] for words in several]) as run:
+        assert run.wait() == 0, run.stderr
+        return [tuple(ended) for ended in json.loads(run.stdout)]
+
+
+def _commands(several: Sequence[Sequence[str]]) -> None:
+    kept, ends = [os.dup(number) for number in (1, 2)], []
+    for words in several:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+            for number, file in enumerate((out, said), 1):
+                os.dup2(file.fileno(), number)
+            code = 0
+            try:
+                _command(*words)
+            except SystemExit as end:
+                code = end.code
+            finally:
+                sys.stdout.flush()
+                for number, file in enumerate(kept, 1):
+                    os.dup2(file, number)
+            ends.append((code or 0, *(_content(file) for file in (out, said))))
+    print(json.dumps(ends))
+
+
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
 
 
 def _command(*words: str) -> None:
