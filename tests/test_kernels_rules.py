@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers.compiler import needs_compiler
+
 import xmc_stream
 from xmc_stream.kernels import domains
 from xmc_stream.kernels.permutation import key_of
@@ -82,6 +84,7 @@ print(*[str(each.message) for each in caught if "_nrt" in str(each.message)])
 """
 
 
+@needs_compiler
 def test_where_numba_has_lost_its_private_option_it_is_said(tmp_path: Path) -> None:
     said = []
     for number, remove in enumerate(("", "del cpu._options_mixin._nrt")):
