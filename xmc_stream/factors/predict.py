@@ -66,9 +66,9 @@ def score_needs(
     k: int,
     width: int,
     rows: int,
-    counts: int = 0,
-    block_bytes: int = ROW_BYTES,
-    jobs: int = 1,
+    counts: int,
+    block_bytes: int,
+    jobs: int,
 ) -> dict[str, int]:
     """Bytes by component: of the phase that needs more, so many columns or rows in a job.
 
@@ -88,7 +88,7 @@ def score_needs(
     return max(columns, scores, key=lambda needs: sum(needs.values()))
 
 
-def plan_scores(plan: MemoryPlan, model: LowRankFactors, dataset: Dataset, k: int, counts: int = 0) -> ScorePlan:
+def plan_scores(plan: MemoryPlan, model: LowRankFactors, dataset: Dataset, k: int, counts: int) -> ScorePlan:
     """As many columns of W, and rows of results, as there is room for. Raises MemoryLimitError.
 
     A job has all columns, where they fit, and some rows: then X is read once.

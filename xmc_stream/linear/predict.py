@@ -73,8 +73,8 @@ class PredictPlan(StreamPlan):
 
 
 def plan_predict(
-    plan: MemoryPlan, model: LinearWeights, n_samples: int, k: int, pairs: bool = False, counts: int = 0,
-    least: int = LEAST_BLOCK,
+    plan: MemoryPlan, model: LinearWeights, n_samples: int, k: int, pairs: bool, counts: int,
+    least: int,
 ) -> PredictPlan:  # fmt: skip
     """Share the budget between rows and tiles. Raises MemoryLimitError where the narrowest tile does not fit.
 
