@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def digest(data: Path, folder: Path, p: GroupLassoParameters, threads: list[int]
             result = run_here(run.loop(), ledger)
         except CutError:
             continue
+        assert number >= min(2, len(threads) - 1)  # cut at least twice, where it is to be
         attributes = {**model_attributes(dataset, "group-lasso", p.to_dict(), 0, result), KIND: "row-sparse"}
         finish_model(work, folder / "model", attributes)
         return xs.load_model(folder / "model").digest()
@@ -69,14 +71,12 @@ def digest(data: Path, folder: Path, p: GroupLassoParameters, threads: list[int]
 
 
 DESCENTS = [
-    GroupLassoParameters(lam=(0.01, 0.003), tol=1e-3, max_passes=8, debias=1.0),
+    GroupLassoParameters(lam=(0.01, 0.003), tol=1e-2, max_passes=3, debias=100.0),
     GroupLassoParameters(lam=0.003, loss="logistic", max_passes=8),
     GroupLassoParameters(lam=0.003, loss="multitask", mix=0.3, max_passes=8),
     GroupLassoParameters(lam=0.003, loss="label-ranking", algorithm="bcd-cst", max_passes=8),
 ]
-SIZES = [
-    DescentPlan(1 << 20, 0, False), DescentPlan(700, 0, True), DescentPlan(1 << 20, 4000, True), DescentPlan(700, 600, False),
-]  # fmt: skip
+SIZES = [DescentPlan(700, 0, False), DescentPlan(700, 600, False)]  # beside all in memory
 
 
 @pytest.mark.parametrize("p", first(DESCENTS, 2), ids=lambda p: f"{p.loss}-{p.algorithm}")
@@ -93,7 +93,7 @@ def test_a_descent_is_the_same_in_memory_and_in_files_and_for_any_interruption(
 
 
 STEPS = [
-    GroupLassoParameters(lam=0.003, algorithm=algorithm, line_search=search, loss=loss, max_passes=24)
+    GroupLassoParameters(lam=0.003, algorithm=algorithm, line_search=search, loss=loss, max_passes=12)
     for algorithm, search, loss in (
         ("fista", True, "multiclass"),
         ("fista", False, "logistic"),
@@ -108,7 +108,7 @@ def test_steps_along_the_gradient_are_the_same_for_any_cut_and_any_interruption(
     p: GroupLassoParameters, some_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one job, or as phases of jobs; the array in memory, or by windows."""
-    monkeypatch.setattr(firstorder, "STEPS_WORK", 3 * 32 * 31_000 * 4)
+    monkeypatch.setattr(firstorder, "STEPS_WORK", 3 * 32 * 31_000 * 2)
     monkeypatch.setattr("xmc_stream.grouplasso.plan._RUN_BYTES", 1 << 13)  # several runs of rows and features
     whole = digest(some_rows, tmp_path / "whole", p, [1])
     assert digest(some_rows, tmp_path / "cut", p, [3, 1, 2] * 20) == whole
@@ -153,7 +153,7 @@ def test_info_tells_how_a_training_went(
 def test_a_killed_training_goes_on_to_the_same_model(
     algorithm: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any], commands: Callable[..., Any]
 ) -> None:
-    settings = ["lam=[0.02,0.005,0.002,0.001]", f"algorithm={algorithm}", "tol=1e-4"]
+    settings = ["lam=[0.02,0.005,0.002]", f"algorithm={algorithm}", "tol=1e-3"]
     options = ["--solver", "group-lasso", *(part for name in settings for part in ("--set", name)), "--json"]
     whole = cli("train", some_rows, tmp_path / "whole", *options, "--memory-limit", "600MB")
     ledger = tmp_path / "killed.partial" / "ledger.jsonl"
@@ -167,36 +167,53 @@ def test_a_killed_training_goes_on_to_the_same_model(
     assert whole["peak_rss"] < 600e6
 
 
-@pytest.mark.parametrize("damage", ["flipped", "gone"])
+CUT: dict[str, dict[str, Any]] = {"descent": {}, "fista": {"algorithm": "fista"}, "debias": {"debias": 100.0}}
+
+
+@pytest.fixture(scope="module")
+def cut_runs(
+    some_rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[xs.GroupLasso, str, Path]]:
+    """A setting's estimator, the digest of its model, and the folder of a run that is cut in its last stage. Made once."""
+
+    @cache
+    def made(name: str) -> tuple[xs.GroupLasso, str, Path]:
+        folder = tmp_path_factory.mktemp(name)
+        clf = xs.GroupLasso(lam=(0.02, 0.01, 0.005), memory_limit=LIMIT, max_passes=20, **CUT[name])
+        whole = clf.fit(some_rows, model=folder / "whole").model_.digest()
+        last = 3 if name == "debias" else 2
+        with pytest.MonkeyPatch.context() as broken:
+            for kind in (SegmentJob, StepsJob):
+                broken.setattr(kind, "run", cut_in(last, str(some_rows), kind.run))
+            with pytest.raises(JobError, match="no more"):
+                clf.fit(some_rows, model=folder / "m")
+        unfinished = describe_unfinished(folder / "m.partial")
+        assert unfinished["segment"] == 1
+        assert ("debias" if name == "debias" else "lam 0.005") in unfinished["phase"]
+        return clf, whole, folder / "m.partial"
+
+    return made
+
+
 @pytest.mark.parametrize(
-    ("settings", "at", "said"),
-    [({}, 2, "lam 0.005"), ({"algorithm": "fista"}, 2, "lam 0.005"), ({"debias": 0.01}, 3, "debias")],
-    ids=["descent", "fista", "debias"],
+    ("name", "damage"), [("descent", "flipped"), ("descent", "gone"), ("fista", "flipped"), ("debias", "flipped")]
 )
 def test_damage_to_what_a_segment_left_is_made_good(
-    settings: dict[str, Any], at: int, said: str, damage: str, some_rows: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """The run is cut in stage `at`; what the stage before left is damaged."""
-    p = {"lam": (0.02, 0.01, 0.005), "memory_limit": LIMIT, "max_passes": 20, **settings}
-    whole = xs.GroupLasso(**p).fit(some_rows, model=tmp_path / "whole").model_.digest()
-    with monkeypatch.context() as broken:
-        for kind in (SegmentJob, StepsJob):
-            broken.setattr(kind, "run", cut_in(at, str(some_rows), kind.run))
-        with pytest.raises(JobError, match="no more"):
-            xs.GroupLasso(**p).fit(some_rows, model=tmp_path / "m")
-    unfinished = describe_unfinished(tmp_path / "m.partial")
-    assert unfinished["segment"] == 1
-    assert said in unfinished["phase"]
-    (pack,) = (tmp_path / "m.partial" / "state" / f"stage-{at - 1}").iterdir()
+    name: str, damage: str, cut_runs: Callable[[str], tuple[xs.GroupLasso, str, Path]], some_rows: Path, tmp_path: Path
+) -> None:
+    """What the stage before the last one left is damaged."""
+    clf, whole, begun = cut_runs(name)
+    shutil.copytree(begun, tmp_path / "m.partial")
+    before = 2 if name == "debias" else 1
+    (pack,) = (tmp_path / "m.partial" / "state" / f"stage-{before}").iterdir()
     if damage == "flipped":
         flip(pack, 100)
     else:
         pack.unlink()
-    again = xs.GroupLasso(**p).fit(some_rows, model=tmp_path / "m")
+    again = clf.fit(some_rows, model=tmp_path / "m")
     assert again.model_.digest() == whole
     events = read_events(tmp_path / "m" / "events.jsonl")
-    assert [event["job"] for event in events if event["event"] == "again"] == [f"segment/{at - 1}/0"]
+    assert [event["job"] for event in events if event["event"] == "again"] == [f"segment/{before}/0"]
 
 
 def cut_in(stage: int, path: str, run: Callable[[Any], Receipt]) -> Callable[[Any], Receipt]:
@@ -223,26 +240,28 @@ def test_a_limit_that_cannot_work_is_refused(some_rows: Path) -> None:
 
 @pytest.mark.slow
 def test_an_array_larger_than_the_limit_is_kept_in_a_file(tmp_path: Path, cli: Callable[..., Any]) -> None:
-    """N x K: 150,000 x 512 values, 307 MB; the limit leaves some 230. The objective is that of a run in memory."""
+    """N x K: 80,000 x 512 values, 164 MB; the limit leaves less. The objective is that of a run in memory."""
     rng = np.random.default_rng(0)
-    n, d, k = 150_000, 300, 500
-    indices = np.sort(np.argpartition(rng.random((n, d)), 4, axis=1)[:, :4], axis=1)
-    X = sp.csr_matrix((np.full(4 * n, 0.5, np.float32), indices.ravel(), np.arange(0, 4 * n + 1, 4)), shape=(n, d))
+    n, d, k = 80_000, 300, 500
+    indices = rng.integers(0, d // 2, (n, 2)) + np.array([0, d // 2])
+    X = sp.csr_matrix((np.full(2 * n, 0.7, np.float32), indices.ravel(), np.arange(0, 2 * n + 1, 2)), shape=(n, d))
     y = (indices[:, 0] * 7 + indices[:, 1]) % k
     Y = sp.csr_matrix((np.ones(n, np.float32), y, np.arange(n + 1)), shape=(n, k))
     xs.convert(X, tmp_path / "d.xmc", labels=Y, memory_limit=LIMIT)
     options = ["--solver", "group-lasso", "--set", "lam=0.05", "--set", "max_passes=1", "--set", "tol=0.5", "--json"]
-    narrow = cli("train", tmp_path / "d.xmc", tmp_path / "narrow", *options, "--memory-limit", "390MB")
-    assert narrow["peak_rss"] < 390e6
+    narrow = cli("train", tmp_path / "d.xmc", tmp_path / "narrow", *options, "--memory-limit", "300MB")
+    assert narrow["peak_rss"] < 300e6
     wide = cli("train", tmp_path / "d.xmc", tmp_path / "wide", *options, "--memory-limit", "2GB")
-    assert wide["peak_rss"] > 390e6
+    assert wide["peak_rss"] > 300e6
     assert narrow["objective"] == wide["objective"]
     assert xs.load_model(tmp_path / "narrow").digest() == xs.load_model(tmp_path / "wide").digest()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["bcd-ls", "fista"])
-def test_what_is_foreseen_comes_true(algorithm: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_what_is_foreseen_comes_true(
+    algorithm: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any], commands: Callable[..., Any]
+) -> None:
     options = [
         "--solver",
         "group-lasso",
@@ -253,7 +272,7 @@ def test_what_is_foreseen_comes_true(algorithm: str, some_rows: Path, tmp_path: 
         "--threads",
         "1",
     ]
-    foreseen = cli("plan", "train", some_rows, tmp_path / "m", *options)
+    foreseen = commands("plan", "train", some_rows, tmp_path / "m", *options)
     done = cli("train", some_rows, tmp_path / "m", *options)
     assert done["passes"] <= foreseen["passes"] + 2
     assert done["peak_rss"] <= foreseen["peak_rss"] <= done["peak_rss"] + 56e6  # buffers that so few rows do not fill
