@@ -5,12 +5,14 @@ Real processes and real disks throughout. A run ends in one line, and the same c
 
 from __future__ import annotations
 
-import json
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,17 +23,23 @@ import distributed
 import numpy as np
 import pytest
 import scipy.sparse
-from helpers.commands import cli_command, one_line, said_at_last, start, wait_until
+from helpers.clusters import cluster
+from helpers.commands import one_line, said_at_last
 from helpers.compiler import needs_compiler
 from helpers.damage import flip
+from helpers.forked import Forked, forked_command
 from helpers.tools import load_tool
 from helpers.trainings import SETTINGS, kill_when, words
 
 import xmc_stream as xs
+from xmc_stream.cli import main
+from xmc_stream.cli.signals import Signals
 from xmc_stream.datasets.info import describe_unfinished
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import ResumeError, StoreError
+from xmc_stream.runtime import engine
 from xmc_stream.runtime.events import EventLog, read_events, summarise_events
+from xmc_stream.runtime.job import under_way
 from xmc_stream.runtime.ledger import Ledger, read_ledger, unfinished_run
 
 pytestmark = needs_compiler
@@ -41,18 +49,28 @@ ENDLESS = [word for name, value in NOISY.items() for word in ("--set", f"{name}=
 FAST: dict[str, Any] = {"memory_limit": "3GB", "threads": 2}
 
 
-def interrupt(run: subprocess.Popen[str], number: int) -> str:
+def last_line(said: str) -> str:
+    [line] = [line for line in said_at_last(said) if not line.startswith("note: ")]
+    return line
+
+
+def fails(*words: Any) -> str:
+    """What a command says that must fail."""
+    with forked_command(*words) as run:
+        assert (run.wait(), run.stdout) == (1, ""), run.stderr
+        return last_line(run.stderr)
+
+
+def interrupt(run: Forked, number: int) -> str:
     """Send the signal: the one line that the command ends with, by the exit code of the signal.
 
     It has a minute, whatever else this machine does: nothing that tests interrupt ends by itself before.
     """
     run.send_signal(number)
-    out, said = run.communicate(timeout=60)
-    assert (run.returncode, out) == (128 + number, ""), said
-    lines = [line for line in said_at_last(said) if not line.startswith("note: ")]
-    assert len(lines) == 1, said
-    assert f"interrupted by {signal.Signals(number).name}" in lines[0]
-    return lines[0]
+    assert (run.wait(60), run.stdout) == (128 + number, ""), run.stderr
+    line = last_line(run.stderr)
+    assert f"interrupted by {signal.Signals(number).name}" in line
+    return line
 
 
 @pytest.fixture(scope="module")
@@ -82,54 +100,53 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # signals and locks
 
 
-IN_A_CALLBACK = """
-import gc, os, signal, time
-from xmc_stream.cli.signals import Signals
-sent = []
-def callback(phase, info):
-    if not sent:
-        sent.append(os.kill(os.getpid(), signal.SIGINT))
-        time.sleep(0.01)  # where the handler runs
-with Signals("ended by {}"):
-    gc.callbacks.append(callback)
-    try:
-        gc.collect()
-        time.sleep(60)
-    finally:
-        print("put away", flush=True)
-"""
+def in_a_callback() -> None:
+    sent = []
+
+    def callback(*_: Any) -> None:
+        if not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGINT))
+            time.sleep(0.01)  # where the handler runs
+
+    with Signals("ended by {}"):
+        gc.callbacks.append(callback)
+        try:
+            gc.collect()
+            time.sleep(60)
+        finally:
+            print("put away", flush=True)
 
 
 @pytest.mark.slow
 def test_a_signal_in_a_callback_that_swallows_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "put away\n", "ended by SIGINT\n")
+    with Forked(in_a_callback) as run:
+        assert (run.wait(60), run.stdout, run.stderr) == (130, "put away\n", "ended by SIGINT\n")
 
 
 @pytest.mark.slow
 def test_a_process_that_was_stopped_for_long_goes_on(small: Path, tmp_path: Path) -> None:
     events = tmp_path / "m.partial" / "events.jsonl"
-    with start("train", small, tmp_path / "m", "--memory-limit", "1GB", *SETTINGS) as run:
-        wait_until(run, lambda: any(event["phase"] == "round 1: solve" for event in read_events(events)))
+    with forked_command("train", small, tmp_path / "m", "--memory-limit", "1GB", *SETTINGS) as run:
+        assert run.wait_until(lambda: any(event["phase"] == "round 1: solve" for event in read_events(events)))
         run.send_signal(signal.SIGSTOP)
         time.sleep(2)  # many looks of its guard
         run.send_signal(signal.SIGCONT)
-        out, said = run.communicate(timeout=100)
-    assert run.returncode == 0, said
-    assert str(tmp_path / "m") in out
+        assert run.wait(100) == 0, run.stderr
+        assert str(tmp_path / "m") in run.stdout
 
 
 @pytest.mark.slow
-def test_sigterm_in_an_endless_kernel_and_what_then_is_refused(noise: Path, small: Path, tmp_path: Path) -> None:
+def test_sigterm_in_an_endless_kernel_and_what_then_is_refused(
+    noise: Path, small: Path, tmp_path: Path, commands: Callable[..., Any]
+) -> None:
     model = tmp_path / "m"
     work = tmp_path / "m.partial"
-    with start("train", noise, model, "--memory-limit", "1GB", *ENDLESS) as run:
-        wait_until(run, lambda: any(event["phase"] == "round 2: solve" for event in read_events(work / "events.jsonl")))
+    with forked_command("train", noise, model, "--memory-limit", "1GB", *ENDLESS) as run:
+        log = work / "events.jsonl"
+        assert run.wait_until(lambda: any(event["phase"] == "round 2: solve" for event in read_events(log)))
         again = ("train", noise, model, "--memory-limit", "900MB", *ENDLESS)
-        assert "m.partial is being written by another run: wait for it" in one_line(*again)
-        assert "is being written by another run" in one_line(*again, "--overwrite")
+        assert "m.partial is being written by another run: wait for it" in fails(*again)
+        assert "is being written by another run" in fails(*again, "--overwrite")
         told = describe_unfinished(work)
         assert (told["running"], told["phase"], told["jobs_done"], told["jobs_in_phase"]) == (
             True, "round 2: solve", 0, 1,
@@ -138,7 +155,7 @@ def test_sigterm_in_an_endless_kernel_and_what_then_is_refused(noise: Path, smal
     assert not model.exists()
     assert [event["event"] for event in read_events(work / "events.jsonl")][-1] == "interrupted"
     assert unfinished_run(model) == work
-    told = json.loads(subprocess.check_output(cli_command("info", model, "--json")))
+    told = commands("info", model)
     assert (told["kind"], told["running"], told["round"], told["run"]["sessions"]) == ("unfinished model", False, 2, 1)
     assert "goes on" in told["next"]
     options = {**NOISY, **FAST}
@@ -154,8 +171,8 @@ def test_sigterm_in_an_endless_kernel_and_what_then_is_refused(noise: Path, smal
 @pytest.mark.slow
 def test_sigterm_where_the_main_thread_is_in_a_kernel(noise: Path, tmp_path: Path) -> None:
     """The plan's probe solves a class in it, here for ever."""
-    with start("train", noise, tmp_path / "m", *ENDLESS, "--set", "epochs=100000000") as run:
-        wait_until(run, lambda: any(read_events(tmp_path / "m.partial" / "events.jsonl")))
+    with forked_command("train", noise, tmp_path / "m", *ENDLESS, "--set", "epochs=100000000") as run:
+        assert run.wait_until(lambda: any(read_events(tmp_path / "m.partial" / "events.jsonl")))
         time.sleep(1.5)
         interrupt(run, signal.SIGTERM)
 
@@ -163,22 +180,23 @@ def test_sigterm_where_the_main_thread_is_in_a_kernel(noise: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_the_lock_goes_with_a_killed_process(noise: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "m.partial" / "ledger.jsonl"
-    with start("train", noise, tmp_path / "m", *ENDLESS) as run:
-        wait_until(run, lambda: ledger.exists() and read_ledger(ledger)[1] and bool(read_ledger(ledger)[0]))
+    with forked_command("train", noise, tmp_path / "m", *ENDLESS) as run:
+        assert run.wait_until(lambda: ledger.exists() and read_ledger(ledger)[1] and bool(read_ledger(ledger)[0]))
         identity = read_ledger(ledger)[0]["identity"]
         with pytest.raises(ResumeError, match="being written by another run"):
             Ledger(ledger, identity)
         run.kill()
-        run.communicate()
     with Ledger(ledger, identity):
         pass
 
 
 @pytest.mark.slow
-def test_sigint_keeps_what_is_done_and_the_same_command_goes_on(small: Path, tmp_path: Path, whole: str) -> None:
+def test_sigint_keeps_what_is_done_and_the_same_command_goes_on(
+    small: Path, tmp_path: Path, whole: str, commands: Callable[..., Any]
+) -> None:
     model, ledger = tmp_path / "m", tmp_path / "m.partial" / "ledger.jsonl"
-    with start(*words(small, model, "1GB", 1)) as run:
-        wait_until(run, lambda: ledger.exists() and b"solve/1/" in ledger.read_bytes())
+    with forked_command(*words(small, model, "1GB", 1)) as run:
+        assert run.wait_until(lambda: ledger.exists() and b"solve/1/" in ledger.read_bytes())
         interrupt(run, signal.SIGINT)
     done = set(read_ledger(ledger)[0])
     assert any(key.startswith("solve/1/") for key in done)
@@ -187,44 +205,41 @@ def test_sigint_keeps_what_is_done_and_the_same_command_goes_on(small: Path, tmp
     events = list(read_events(model / "events.jsonl"))
     second = [event["event"] for event in events].index("start", 1)
     assert not {event["job"] for event in events[second:] if event["job"].startswith(("solve", "search"))} & done
-    told = json.loads(subprocess.check_output(cli_command("info", model, "--json")))["run"]
+    told = commands("info", model)["run"]
     assert (told["sessions"], told["resumed"], told["limits"]) == (2, True, [10**9, 3 * 10**9])
 
 
-FIT = """
-import os, signal, sys, threading, time
-import xmc_stream as xs
-from xmc_stream.runtime import engine as runner, job as work
-from xmc_stream.runtime.events import read_events
-from pathlib import Path
-data, folder = sys.argv[1], Path(sys.argv[2])
-runner._GRACE = 0.1
-def fit(name):
-    clf = xs.PPDSparse(max_rounds=2, last_epochs=2500, tol=1e-5, C=1e4, loss="hinge", memory_limit="3GB", threads=2)
-    return clf.fit(data, model=folder / name).model_.digest()
-def press():
-    log = folder / "m.partial/events.jsonl"
-    while not any(e["phase"] == "round 2: solve" for e in read_events(log)) or not work.under_way(str(log)):
-        time.sleep(0.01)
-    time.sleep(0.1)
-    os.kill(os.getpid(), signal.SIGINT)
-whole = fit("whole")
-threading.Thread(target=press, daemon=True).start()
-try:
-    fit("m")
-    print("not interrupted")
-except KeyboardInterrupt:
-    print("interrupted")
-under_way = work.under_way(str(folder / "m.partial/events.jsonl"))
-print(under_way, fit("m") == whole, work.under_way(str(folder / "m.partial/events.jsonl")))
-"""
+def fits_again(data: Path, folder: Path) -> None:
+    """What a child does: fit, be interrupted in it, and fit again; it says how many jobs are under way between and then."""
+    engine._GRACE = 0.1
+    log = folder / "m.partial" / "events.jsonl"
+
+    def fit(name: str) -> str:
+        clf = xs.PPDSparse(max_rounds=2, last_epochs=1500, tol=1e-5, C=1e4, loss="hinge", **FAST)
+        return clf.fit(data, model=folder / name).model_.digest()
+
+    def press() -> None:
+        while not any(e["phase"] == "round 2: solve" for e in read_events(log)) or not under_way(str(log)):
+            time.sleep(0.01)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    whole = fit("whole")
+    threading.Thread(target=press, daemon=True).start()
+    try:
+        fit("m")
+        print("not interrupted")
+    except KeyboardInterrupt:
+        print("interrupted")
+    left = under_way(str(log))
+    print(left, fit("m") == whole, under_way(str(log)))
 
 
 @pytest.mark.slow
 def test_an_interrupted_fit_leaves_its_kernels_and_the_next_one_waits_for_them(noise: Path, tmp_path: Path) -> None:
-    arguments = [sys.executable, "-c", FIT, str(noise), str(tmp_path)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout.splitlines() == ["interrupted", "1 True 0"], done
+    with Forked(fits_again, noise, tmp_path) as run:
+        assert run.wait(300) == 0, run.stderr
+        assert run.stdout.splitlines() == ["interrupted", "1 True 0"], run.stderr
 
 
 @pytest.mark.slow
@@ -234,15 +249,14 @@ def test_sigterm_of_a_cluster_s_client(noise: Path, tmp_path: Path) -> None:
     settings = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
     events = tmp_path / "m.partial" / "events.jsonl"
     with (
-        distributed.LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        distributed.Client(cluster) as client,
+        cluster(tmp_path / "cluster") as (_, address),
+        distributed.Client(address, set_as_default=False) as client,
     ):
-        at = ("--scheduler", cluster.scheduler_address)
-        with start("train", noise, tmp_path / "m", "--memory-limit", "1GB", *at, *settings) as run:
-            wait_until(run, lambda: any(event["phase"] == "round 2: solve" for event in read_events(events)))
-            wait_until(run, lambda: any(client.processing().values()))
+        with forked_command(
+            "train", noise, tmp_path / "m", "--memory-limit", "1GB", "--scheduler", address, *settings
+        ) as run:
+            assert run.wait_until(lambda: any(event["phase"] == "round 2: solve" for event in read_events(events)))
+            assert run.wait_until(lambda: any(client.processing().values()))
             interrupt(run, signal.SIGTERM)
         there = xs.PPDSparse(memory_limit="3GB", scheduler=client, **options).fit(noise, model=tmp_path / "m")
     assert there.report_["resumed"]
@@ -254,24 +268,22 @@ def test_sigterm_of_a_cluster_s_client(noise: Path, tmp_path: Path) -> None:
     assert not {event["process"] for event in jobs} & clients  # a worker's memory is its own
 
 
+def convert_from(pipe: Path, out: Path) -> None:
+    """A command that has this pipe for its standard input."""
+    sys.stdin = os.fdopen(os.open(pipe, os.O_RDONLY))
+    main(["convert", "-", str(out)])
+
+
 @pytest.mark.slow
 def test_interrupted_conversion_from_a_pipe(tmp_path: Path) -> None:
-    with start("convert", "-", tmp_path / "d.xmc", stdin=subprocess.PIPE) as run:
-        assert run.stdin is not None
-        run.stdin.write("400000 4 3\n" + "0 1:1\n" * 200000)
-        run.stdin.flush()
-        wait_until(run, (tmp_path / "d.xmc.partial").exists)
-        assert "goes on where it was" in interrupt_with_open_pipe(run)
-    assert not (tmp_path / "d.xmc").exists()
-
-
-def interrupt_with_open_pipe(run: subprocess.Popen[str]) -> str:
-    run.send_signal(signal.SIGTERM)
-    run.wait(60)
-    assert run.returncode == 143
-    assert run.stderr is not None
-    [line] = run.stderr.read().splitlines()
-    return line
+    pipe, out = tmp_path / "pipe", tmp_path / "d.xmc"
+    os.mkfifo(pipe)
+    with Forked(convert_from, pipe, out) as run, pipe.open("w") as text:
+        text.write("400000 4 3\n" + "0 1:1\n" * 200000)
+        text.flush()
+        assert run.wait_until(out.with_name("d.xmc.partial").exists)
+        assert "goes on where it was" in interrupt(run, signal.SIGTERM)  # the pipe is open
+    assert not out.exists()
 
 
 @pytest.fixture(scope="module")
@@ -293,14 +305,20 @@ def open_files(pid: int) -> list[str]:
     return names
 
 
+def in_a_temporary_folder(folder: Path, *words: Any) -> None:
+    """A command whose temporary files lie there."""
+    tempfile.tempdir = str(folder)
+    main(list(map(str, words)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["predict", "evaluate"])
 def test_interrupted_prediction_leaves_nothing(trained: Path, many: Path, tmp_path: Path, what: str) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     out = [tmp_path / "p.npz"] if what == "predict" else []
-    with start(what, trained, many, *out, "-k", 100, env={**os.environ, "TMPDIR": str(temporary)}) as run:
-        wait_until(run, lambda: any(f"{many.name}/X/" in name for name in open_files(run.pid)))
+    with Forked(in_a_temporary_folder, temporary, what, trained, many, *out, "-k", 100) as run:
+        assert run.wait_until(lambda: any(f"{many.name}/X/" in name for name in open_files(run.pid)))
         assert "begins anew" in interrupt(run, signal.SIGINT)
     assert [path for path in tmp_path.iterdir() if path != temporary] == []
 
@@ -330,7 +348,7 @@ def test_training_on_a_full_disk(small: Path, disk: tuple[Path, Callable[[str], 
     model = path / "m"
     for size in ("400k", "5m"):
         resize(size)
-        line = one_line(*words(small, model, "1GB", 2))
+        line = fails(*words(small, model, "1GB", 2))
         assert "No space left on device" in line
         assert str(path) in line
         assert "make room there and give the same command again" in line
@@ -395,7 +413,7 @@ def test_conversion_to_a_full_disk(tmp_path: Path, disk: tuple[Path, Callable[[s
     )
     for size in ("16k", "1500k"):
         resize(size)
-        line = one_line("convert", source, path / "d.xmc")
+        line = fails("convert", source, path / "d.xmc")
         assert f"{path / 'd.xmc'} cannot be written (No space left on device): make room there" in line
         assert not (path / "d.xmc").exists()
     resize("64m")
@@ -410,7 +428,7 @@ def test_predictions_to_a_full_disk(
 ) -> None:
     path, resize = disk
     resize("40k")
-    line = one_line("predict", trained, small, path / name)
+    line = fails("predict", trained, small, path / name)
     assert "No space left on device" in line
     assert str(path / name) in line
     assert "make room there and give the same command again" in line
