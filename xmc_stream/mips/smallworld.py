@@ -93,7 +93,8 @@ class SmallWorld(Oracle):
     ) -> int:
         """Bytes of the graph, the signposts, and what refreshes and searches hold; rows and vectors apart."""
         refreshed = min(n_classes, _PORTION) * 44 * sketch  # sketches, those that drifted, those linked at once
-        return n_classes * (12 * links + 4 * sketch + 9 + 12 * threads) + n_features * 8 * posts + refreshed
+        largest = 17 * n_features  # entries of a class among which its sketch is chosen
+        return n_classes * (12 * links + 4 * sketch + 9 + 12 * threads) + n_features * 8 * posts + refreshed + largest
 
     def _pool(self, size: int, hubs: NDArray[np.int32]) -> kernels.Pool:
         """What the searches of one thread hold."""
