@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,23 @@ def several() -> Callable[..., Any]:
     def run(*words: Any, fails: bool = False) -> list[Any]:
         ends = forked_commands(*([*one, *([] if fails else ["--json"])] for one in words))
         return [answer(*end, fails) for end in ends]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def here() -> Callable[..., Any]:
+    """As `commands`, in this process, which begins at once: for tests of what a command makes and answers."""
+    from xmc_stream.cli import main
+
+    def run(*arguments: Any, fails: bool = False) -> Any:
+        code, out, said = 0, io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(said):
+            try:
+                main([*map(str, arguments), *([] if fails else ["--json"])])
+            except SystemExit as end:
+                code = end.code
+        return answer(code, out.getvalue(), said.getvalue(), fails)
 
     return run
 

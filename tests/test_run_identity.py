@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -215,41 +216,55 @@ def with_value(solver: str, name: str, value: Any) -> Any:
         return None
 
 
+@pytest.fixture(scope="module")
+def stands(files: Path, tmp_path_factory: pytest.TempPathFactory, here: Commands) -> Callable[[str, Words], Path]:
+    """What a command makes by these words, made once."""
+
+    @cache
+    def made(command: str, words: Words) -> Path:
+        out = tmp_path_factory.mktemp("stands") / "out"
+        here(command, *put(words, out))
+        return out
+
+    return made
+
+
 @pytest.mark.parametrize(("command", "option"), sorted(CHANGES))
 def test_another_value_is_never_answered_by_what_stands(
-    command: str, option: str, files: Path, tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    command: str, option: str, files: Path, stands: Callable[[str, Words], Path], tmp_path: Path, here: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.chdir(files)
     first, more, *other = CHANGES[command, option]
     second = other[0] if other else (*first, *more)
-    commands(command, *put(first, tmp_path / "out"))
-    stands = content(tmp_path / "out")
-    said = commands(command, *put(second, tmp_path / "out"), fails=True)
+    out = stands(command, first)
+    before = content(out)
+    said = here(command, *put(second, out), fails=True)
     assert "out" in said
-    assert content(tmp_path / "out") == stands
-    commands(command, *put(second, tmp_path / "new"))  # which is no fault of the words
+    assert content(out) == before
+    here(command, *put(second, tmp_path / "new"))  # which is no fault of the words
 
 
 @pytest.mark.parametrize("command", sorted(GOES_ON))
 def test_options_that_change_nothing_are_answered_by_what_stands(
-    command: str, files: Path, tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+    command: str, files: Path, tmp_path: Path, here: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(files)
-    commands(command, *put(GOES_ON[command], tmp_path / "out"))
+    here(command, *put(GOES_ON[command], tmp_path / "out"))
     stands = content(tmp_path / "out")
     for option in SAME.keys() & params_of(command):
-        commands(command, *put(GOES_ON[command], tmp_path / "out"), *SAME[option])
+        here(command, *put(GOES_ON[command], tmp_path / "out"), *SAME[option])
         assert content(tmp_path / "out") == stands, option
 
 
 @pytest.mark.parametrize("command", sorted(REFUSES))
 def test_commands_that_do_not_go_on_refuse_what_stands(
-    command: str, files: Path, tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+    command: str, files: Path, tmp_path: Path, here: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(files)
-    commands(command, *put(REFUSES[command], tmp_path / "out"))
+    here(command, *put(REFUSES[command], tmp_path / "out"))
     stands = content(tmp_path)
-    assert str(tmp_path / "out") in commands(command, *put(REFUSES[command], tmp_path / "out"), fails=True)
+    assert str(tmp_path / "out") in here(command, *put(REFUSES[command], tmp_path / "out"), fails=True)
     assert content(tmp_path) == stands
 
 
