@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from helpers.clusters import Worker, cluster, pid_of
-from helpers.commands import cli_command, environment, wait_until
+from helpers.commands import environment, wait_until
+from helpers.forked import Forked, forked_commands, run_forked
 
 import xmc_stream as xs
 from xmc_stream.runtime import cluster as of_cluster
@@ -31,10 +32,6 @@ from xmc_stream.runtime.workers import About, environment_here, refuse_unfit
 
 FINE = Worker()
 _RO = ("-o", "remount,bind,ro")
-
-
-def said(*words: Any) -> str:
-    return subprocess.run(cli_command(*words), capture_output=True, text=True, check=True, env=environment()).stdout
 
 
 def refused(data: Path, folder: Path, workers: Sequence[Worker]) -> str:
@@ -50,7 +47,7 @@ def refused(data: Path, folder: Path, workers: Sequence[Worker]) -> str:
 @pytest.mark.slow
 def test_a_worker_of_another_version_is_refused_by_name(small: Path, tmp_path: Path) -> None:
     here = Path(xs.__file__).parent
-    shutil.copytree(here, tmp_path / "other" / "xmc_stream", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(here, tmp_path / "other" / "xmc_stream")
     with (tmp_path / "other" / "xmc_stream" / "metrics.py").open("a") as source:
         source.write("# changed\n")
     other = Worker(environment={"PYTHONPATH": str(tmp_path / "other")})
@@ -165,12 +162,19 @@ def test_arrays_that_workers_do_not_see_are_refused_with_what_to_do(
         assert list(shared.iterdir()) == []
         xs.convert(sp.csr_matrix(X), shared / "d.xmc", labels=sp.csr_matrix(X))  # as docs/cluster.md says
         by_folder = clf.fit(shared / "d.xmc", model=shared / "m").model_.digest()
-        script = "import sys, numpy as np, xmc_stream as xs; X = np.repeat(np.eye(3, dtype=np.float32), 10, axis=0)\n"
-        script += "clf = xs.PPDSparse(scheduler=sys.argv[1]).fit(X, X); clf.predict(X); print(clf.model_.digest())"
-        env = {**environment(), "TMPDIR": str(shared)}
-        words = [sys.executable, "-c", script, address]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
-    assert done.stdout.split() == [by_folder]
+        monkeypatch.setenv("TMPDIR", str(shared))
+        with Forked(fit_arrays, address, X) as run:
+            assert run.wait() == 0, run.stderr
+            assert run.stdout.split() == [by_folder]
+
+
+def fit_arrays(address: str, X: Any) -> None:
+    """What a process does whose TMPDIR was set before it began."""
+    tempfile.tempdir = None
+    clf = xs.PPDSparse(scheduler=address).fit(X, X)
+    clf.predict(X)
+    assert Path(tempfile.gettempdir()) == Path(os.environ["TMPDIR"])
+    print(clf.model_.digest())
 
 
 @contextmanager
@@ -202,12 +206,13 @@ def test_a_model_in_a_folder_that_cannot_be_written_to_is_evaluated_and_predicts
     with cluster(tmp_path / "cluster") as (_, address), read_only(share):
         words = (share / "m", data / "test.xmc")
         assert xs.evaluate(*words, scheduler=address) == expected
-        lines = said("predict", *words, "-").splitlines()
-        assert said("predict", *words, "-", "--scheduler", address).splitlines() == lines
+        lines = run_forked("predict", *words, "-").splitlines()
+        assert run_forked("predict", *words, "-", "--scheduler", address).splitlines() == lines
         (data / "test.txt").write_text("1 60 40\n0 1:1\n")
         with read_only(data):
             assert xs.evaluate(*words, scheduler=address) == expected  # in the current folder
-            assert len(said("predict", share / "m", data / "test.txt", "-", "--scheduler", address).splitlines()) == 1
+            of_text = ("predict", share / "m", data / "test.txt", "-", "--scheduler", address)
+            assert len(run_forked(*of_text).splitlines()) == 1
             monkeypatch.chdir(data)
             with pytest.raises(
                 xs.InputError, match=f"^no temporary files .* to {share} or {data}: run this in a folder"
@@ -217,8 +222,8 @@ def test_a_model_in_a_folder_that_cannot_be_written_to_is_evaluated_and_predicts
 
 
 @pytest.mark.slow
-def test_the_limit_is_the_smaller_of_a_worker_s_and_the_one_given(small: Path, tmp_path: Path) -> None:
-    workers = [Worker(options=("--memory-limit", "1GB")), Worker(options=("--memory-limit", "600MB"))]
+def test_the_limit_is_the_smaller_of_a_worker_s_and_the_one_given(small: Path, trained: Path, tmp_path: Path) -> None:
+    workers = [Worker(options=("--no-nanny", "--memory-limit", "1GB")), Worker(options=("--memory-limit", "600MB"))]
     with cluster(tmp_path / "cluster", workers=workers) as (_, address):
         at_most = int(0.95 * 0.8 * 600e6)  # dask pauses a worker at 0.8 of what it may have
         assert limit_of("2GB", address).limit == at_most
@@ -229,7 +234,7 @@ def test_the_limit_is_the_smaller_of_a_worker_s_and_the_one_given(small: Path, t
     assert clf.report_["memory_limit"] == at_most
     assert "restart" not in said.lower()
     assert "paus" not in said.lower()
-    assert clf.model_.digest() == xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here").model_.digest()
+    assert clf.model_.digest() == xs.load_model(trained).digest()
 
 
 @pytest.mark.slow
@@ -275,7 +280,7 @@ def test_a_run_that_lost_all_workers_ends_with_a_line(
 
 
 @pytest.mark.slow
-def test_a_cluster_of_this_machine_by_one_command(small: Path, tmp_path: Path) -> None:
+def test_a_cluster_of_this_machine_by_one_command(small: Path, trained: Path, tmp_path: Path) -> None:
     tool = Path(__file__).parents[1] / "tools" / "start_cluster.py"
     words = [sys.executable, tool, "--workers", "2", "--memory-limit", "1GB", "--port", "0", "--dashboard", "none"]
     words += ["--logs", tmp_path / "logs"]
@@ -291,12 +296,13 @@ def test_a_cluster_of_this_machine_by_one_command(small: Path, tmp_path: Path) -
             assert run.wait(60) == 0
         finally:
             run.terminate()
-    assert there.model_.digest() == xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here").model_.digest()
+    assert there.model_.digest() == xs.load_model(trained).digest()
     logs = {of.name: of.read_text() for of in (tmp_path / "logs").iterdir()}  # they stay
     assert sorted(logs) == ["scheduler.log", "worker-1.log", "worker-2.log"]
     assert all("Start" in log for log in logs.values())
-    told = json.loads(said("info", tmp_path / "there", "--json"))["run"]
+    in_json, in_words = forked_commands(["info", tmp_path / "there", "--json"], ["info", tmp_path / "there"])
+    told = json.loads(in_json[1])["run"]
     assert len(told["workers"]) == 2
     assert sum(of["jobs"] for of in told["workers"]) == sum(of["jobs"] for of in told["phases"])
     assert min(of["peak_resident"] for of in told["workers"]) > 50e6
-    assert re.search(r"\n  worker +jobs +seconds +read +resident\n", said("info", tmp_path / "there"))
+    assert re.search(r"\n  worker +jobs +seconds +read +resident\n", in_words[1])

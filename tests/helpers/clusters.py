@@ -26,8 +26,8 @@ OPTIONS = ("--no-nanny", "--memory-limit", "0")
 class Worker:
     """How a worker is started: words before and after its command, and what its environment has beside this one's.
 
-    One that says nothing of this is forked from a process that has loaded what it needs: half of what a small training on
-    workers takes is their start.
+    One that has no nanny, nothing before its command and this environment is forked from a process that has loaded what it
+    needs: half of what a small training on workers takes is their start.
     """
 
     before: Sequence[str] = ()
@@ -36,7 +36,7 @@ class Worker:
 
     def start(self, words: Sequence[str], folder: Path, log: Path) -> Process:
         """Its process, in a folder of its own, and in a log that others write to."""
-        if self == Worker():
+        if "--no-nanny" in self.options and not self.before and not self.environment:
             return Forked(_dask, "worker", words, folder, log)
         command = [*self.before, sys.executable, "-m", "distributed.cli.dask_worker", *words]
         with log.open("ab") as said:
