@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
-import subprocess
-import sys
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,62 +13,62 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import environment
 from helpers.conversions import INPUTS, TEXT, cut_into, files_of, refused, write
+from helpers.forked import Forked
 
 from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert.conversion import PartJob
+from xmc_stream.convert.lines import files
 from xmc_stream.convert.plan import plan_writing
 from xmc_stream.datasets.split import split
 from xmc_stream.errors import InputError, ResumeError, StoreError
+from xmc_stream.runtime import making
 from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.store.dataset import open_dataset
 
 PART = 500
 
-# kills itself before or behind the note that a job is done, or while the work folder of what is named is removed; or lets
-# no file grow beyond some bytes
-CHILD = """
-import os, resource, signal, sys
-from xmc_stream.convert import convert
-from xmc_stream.convert.lines import files as text
-from xmc_stream.runtime import making
-from xmc_stream.runtime.ledger import Ledger
-source, target, part, when, key = sys.argv[1:]
-text._PART = int(part)
-add = Ledger.add
-def killing(self, name, receipt):
-    if when == "behind":
+
+def convert_until(source: str, target: str, when: str, key: str) -> None:
+    """Convert, and be killed before or behind the note that a job is done, or while the work folder of what is named is
+    removed; or let no file grow beyond some bytes."""
+    files._PART = PART
+    add, unlimited = Ledger.add, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def killing(self: Ledger, name: str, receipt: Any) -> None:
+        if when == "behind":
+            add(self, name, receipt)
+        if name == key:
+            os.kill(os.getpid(), signal.SIGKILL)
         add(self, name, receipt)
-    if name == key:
+
+    def removing(works: list[Path]) -> None:
+        [work] = works
+        if key != "nothing":
+            making.empty(work, work / "ledger")
+        if key in ("ledger", "folder"):
+            (work / "ledger").unlink()
+        if key == "folder":
+            work.rmdir()
         os.kill(os.getpid(), signal.SIGKILL)
-    add(self, name, receipt)
-def removing(works):
-    [work] = works
-    if key != "nothing":
-        making.empty(work, work / "ledger")
-    if key in ("ledger", "folder"):
-        (work / "ledger").unlink()
-    if key == "folder":
-        work.rmdir()
-    os.kill(os.getpid(), signal.SIGKILL)
-if when == "removed":
-    making._drop = removing
-elif when == "full":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(key), int(key)))
-else:
-    Ledger.add = killing
-try:
-    convert(source, target)
-except Exception as error:
-    print(type(error).__name__, error)
-"""
+
+    if when == "removed":
+        making._drop = removing
+    elif when == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(key), unlimited[1]))
+    else:
+        Ledger.add = killing  # type: ignore[method-assign]
+    try:
+        convert(source, target)
+    except StoreError as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)  # what it says goes into a file
+        print(type(error).__name__, error)
 
 
-def run_child(source: Path, target: Path, when: str, key: str) -> subprocess.CompletedProcess[str]:
-    """Convert in a process that ends as said above."""
-    command = [sys.executable, "-c", CHILD, str(source), str(target), str(PART), when, key]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+def run_child(source: Path, target: Path, when: str, key: str) -> tuple[int | None, str, str]:
+    """Convert in a process that ends as said above: its exit code, stdout and stderr."""
+    with Forked(convert_until, str(source), str(target), when, key) as run:
+        return run.wait(120), run.stdout, run.stderr
 
 
 @pytest.fixture
@@ -94,8 +94,8 @@ def parts_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def killed(source: Path, target: Path, when: str, key: str) -> None:
     """Convert in a process that is killed there."""
-    done = run_child(source, target, when, key)
-    assert done.returncode == -9, (done.stdout, done.stderr)
+    code, *said = run_child(source, target, when, key)
+    assert code == -9, said
 
 
 @pytest.mark.slow
@@ -257,9 +257,9 @@ def test_a_full_disk_is_named_and_the_conversion_goes_on_when_there_is_room(sour
     target = tmp_path / "d.xmc"
     write(source, INPUTS["libsvm"] + b"\n0 5000:1\n")
     for limit, begun in ((100, False), (20_000, True)):  # the first part; an array of the dataset, of 5,000 numbers
-        done = run_child(source, target, "full", str(limit))
-        assert done.stdout.startswith(f"StoreError {target} cannot be written (File too large): "), done
-        assert (done.stdout.count("\n"), done.stderr) == (1, "")
+        _, out, said = run_child(source, target, "full", str(limit))
+        assert out.startswith(f"StoreError {target} cannot be written (File too large): "), (out, said)
+        assert (out.count("\n"), said) == (1, "")
         assert not target.exists()
         assert (tmp_path / "d.xmc.partial").exists() == begun
     dataset, figures = convert_report(source, target)
