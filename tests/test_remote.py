@@ -6,11 +6,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.clusters import Worker, cluster
-from helpers.commands import cli_command, environment, start, wait_until
+from helpers.commands import environment
+from helpers.forked import forked_command, forked_commands, run_forked
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -27,7 +26,6 @@ from helpers.s3 import BUCKET, S3, SECRET, aws, nobody, s3_server, upload
 
 import xmc_stream as xs
 from xmc_stream.runtime import cluster as of_cluster
-from xmc_stream.store import remote
 from xmc_stream.store.remote import as_path, open_file, size_of
 
 
@@ -54,6 +52,11 @@ def trained(small: Path, tmp_path_factory: pytest.TempPathFactory) -> xs.Model:
 @pytest.fixture(scope="module")
 def url(server: S3, small: Path) -> str:
     return upload(small, "small.xmc")
+
+
+@pytest.fixture(scope="module")
+def model_url(server: S3, trained: xs.Model) -> str:
+    return upload(trained.path, "small.model")
 
 
 def holding(folder: Path, text: str) -> list[Path]:
@@ -103,12 +106,11 @@ def test_a_cache_smaller_than_the_data_serves_them_all(
     assert model.digest() == trained.digest()
     assert max(s3.chunks().values()) > 1
     # files that are fetched beside each other may be more than the bound; one after another they are not
-    while remote._asked:  # the training ends while some are still fetched ahead
-        time.sleep(0.01)
+    monkeypatch.setenv("XMC_STREAM_CACHE", str(tmp_path / "second"))
     for _ in range(2):
         for file in sorted(as_path(url).rglob("c/*")):
             os.close(open_file(file))
-    kept = fetched(tmp_path / "cache")
+    kept = fetched(tmp_path / "second")
     assert 0 < sum(kept.values()) <= bound
 
 
@@ -160,9 +162,9 @@ def test_a_worker_that_cannot_reach_the_server_is_refused_by_name(
 
 @pytest.mark.slow
 def test_a_model_behind_a_url_predicts_and_is_begun_from(
-    s3: S3, url: str, small: Path, trained: xs.Model, tmp_path: Path
+    s3: S3, url: str, model_url: str, small: Path, trained: xs.Model, tmp_path: Path
 ) -> None:
-    model = upload(trained.path, "small.model")
+    model = model_url
     test = small.with_name("small-test.xmc")
     xs.predict(trained.path, test, tmp_path / "local.npz")
     xs.predict(model, test, tmp_path / "remote.npz")
@@ -181,58 +183,62 @@ def test_a_model_behind_a_url_predicts_and_is_begun_from(
 
 @pytest.mark.slow
 def test_workers_with_a_cache_of_their_own_evaluate_a_model_behind_a_url(
-    s3: S3, url: str, small: Path, trained: xs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: S3, url: str, model_url: str, small: Path, trained: xs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cache").mkdir()
     hide = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{tmp_path / "cache"}" && exec "$@"', "sh")
     if shutil.which("unshare") is None or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("this machine lets no process have mounts of its own")
-    model = upload(trained.path, "evaluated.model")
     monkeypatch.chdir(tmp_path)
     with cluster(tmp_path / "cluster", workers=[Worker(before=hide)]) as (_, address):
-        assert xs.evaluate(model, url, scheduler=address) == xs.evaluate(trained.path, small)
-        words = cli_command("predict", model, url, "-", "--scheduler", address)
-        done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment())
-    assert len(done.stdout.splitlines()) == xs.open_dataset(small).n_samples
+        assert xs.evaluate(model_url, url, scheduler=address) == xs.evaluate(trained.path, small)
+        lines = run_forked("predict", model_url, url, "-", "--scheduler", address).splitlines()
+    assert len(lines) == xs.open_dataset(small).n_samples
     assert not list(tmp_path.rglob(".xmc_stream-*"))
 
 
 @pytest.mark.slow
-def test_commands_read_urls_and_name_them(s3: S3, url: str, small: Path, trained: xs.Model, tmp_path: Path) -> None:
-    def said(*words: Any) -> str:
-        done = subprocess.run(cli_command(*words), capture_output=True, text=True, check=True, env=environment())
-        assert "xmc_stream-urls" not in done.stdout + done.stderr
-        return done.stdout
-
-    model = upload(trained.path, "commands.model")
-    told = json.loads(said("info", url, "--digest", "--json"))
+def test_commands_read_urls_and_name_them(s3: S3, url: str, model_url: str, small: Path, trained: xs.Model) -> None:
+    ends = forked_commands(
+        ["info", url, "--digest", "--json"], ["info", model_url, "--digest", "--json"], ["info", url],
+        *(["evaluate", of, small, "-k", 1, "--json"] for of in (model_url, trained.path)),
+    )  # fmt: skip
+    assert [code for code, *_ in ends] == [0] * 5, ends
+    assert "xmc_stream-urls" not in str(ends)
+    of_data, of_model, line, *figures = (out for _, out, _ in ends)
+    told = json.loads(of_data)
     assert (told["kind"], told["digest"]) == ("dataset", xs.open_dataset(small).fingerprint)
     assert told["bytes_on_disk"] == sum(file.stat().st_size for file in small.rglob("*") if file.is_file())
-    assert json.loads(said("info", model, "--digest", "--json"))["digest"] == trained.digest()
-    assert said("info", url).startswith(f"{url}: dataset")
-    figures = [json.loads(said("evaluate", of, small, "-k", 1, "--json"))["P@1"] for of in (model, trained.path)]
-    assert figures[0] == figures[1]
+    assert json.loads(of_model)["digest"] == trained.digest()
+    assert line.startswith(f"{url}: dataset")
+    assert len({json.loads(one)["P@1"] for one in figures}) == 1
 
 
-def refused(*words: Any, **more: str) -> str:
-    """The line that a command ends with, without a secret in it."""
-    done = subprocess.run(
-        cli_command(*words), capture_output=True, text=True, check=False, env={**environment(), **more}
-    )
-    assert done.returncode == 1, done
-    assert SECRET not in done.stdout + done.stderr
-    [line] = done.stderr.splitlines()
-    return line
+def refused(*commands: Sequence[Any]) -> list[str]:
+    """The line that each command ends with, without a secret in it. They run in one process."""
+    lines = []
+    for code, out, said in forked_commands(*commands):
+        assert (code, out) == (1, ""), said
+        assert SECRET not in said
+        lines += said.splitlines()
+    assert len(lines) == len(commands), lines
+    return lines
 
 
 @pytest.mark.slow
-def test_what_cannot_be_read_ends_in_a_line_without_a_secret(s3: S3, url: str, tmp_path: Path) -> None:
-    with nobody() as closed:
-        assert f"{url} cannot be reached (" in refused("train", url, tmp_path / "m", **aws(closed))
-    assert "s3://none/x.xmc is no dataset and no model" in refused("info", "s3://none/x.xmc")
-    assert f"s3://{BUCKET}/none is no dataset and no model" in refused("info", f"s3://{BUCKET}/none")
+def test_what_cannot_be_read_ends_in_a_line_without_a_secret(
+    s3: S3, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nobody() as closed, monkeypatch.context() as patch:
+        for name, value in aws(closed).items():
+            patch.setenv(name, value)
+        assert f"{url} cannot be reached (" in refused(["train", url, tmp_path / "m"])[0]
+    other, none = refused(["info", "s3://none/x.xmc"], ["info", f"s3://{BUCKET}/none"])
+    assert "s3://none/x.xmc is no dataset and no model" in other
+    assert f"s3://{BUCKET}/none is no dataset and no model" in none
     s3.denies = True
-    line = refused("info", url, AWS_SESSION_TOKEN="aTokenOfSession")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "aTokenOfSession")
+    [line] = refused(["info", url])
     assert f"{url} may not be read or written (PermissionError" in line
     assert "AWS_ACCESS_KEY_ID" in line
     assert "aTokenOfSession" not in line
@@ -254,7 +260,9 @@ def test_what_is_no_url_of_a_store_is_refused(name: str | Path, said: str) -> No
     assert "pass@" not in str(told.value)
 
 
-def test_what_is_written_goes_to_a_folder(s3: S3, url: str, small: Path, trained: xs.Model, tmp_path: Path) -> None:
+def test_what_is_written_goes_to_a_folder(
+    s3: S3, url: str, model_url: str, small: Path, trained: xs.Model, tmp_path: Path
+) -> None:
     there = f"s3://{BUCKET}/new"
     for write in (
         lambda: xs.PPDSparse().fit(small, model=there),
@@ -264,7 +272,7 @@ def test_what_is_written_goes_to_a_folder(s3: S3, url: str, small: Path, trained
         lambda: xs.export(small, there),
         lambda: xs.select_features(small, there, tmp_path / "f.txt"),
         lambda: xs.tune(small, model=there),
-        lambda: xs.calibrate(upload(trained.path, "read.model"), url, check=False),
+        lambda: xs.calibrate(model_url, url, check=False),
     ):
         with pytest.raises(xs.InputError, match=f"s3://{BUCKET}/.* is a URL, and here a file or folder is needed"):
             write()
@@ -342,13 +350,11 @@ def test_a_damaged_store_is_not_copied(s3: S3, small: Path, tmp_path: Path) -> N
 def test_a_copy_that_was_killed_goes_on(s3: S3, url: str, small: Path, tmp_path: Path, to_url: bool) -> None:
     source, target = (small, f"s3://{BUCKET}/killed.xmc") if to_url else (url, tmp_path / "killed.xmc")
     s3.delay = 0.1
-    with start("copy", source, target, env=environment()) as run:
-        if to_url:
-            wait_until(run, lambda: s3.put["/bucket/killed.xmc/Y/rows/zarr.json"] > 0)
-        else:
-            wait_until(run, (tmp_path / "killed.xmc.partial" / "store" / "Y" / "rows" / "zarr.json").exists)
-        run.send_signal(signal.SIGKILL)
-        run.wait(30)
+    there = tmp_path / "killed.xmc.partial" / "store" / "Y" / "rows" / "zarr.json"
+    with forked_command("copy", source, target) as run:
+        begun = (lambda: s3.put["/bucket/killed.xmc/Y/rows/zarr.json"] > 0) if to_url else there.exists
+        assert run.wait_until(begun), run.stderr
+        run.kill()
     s3.delay = 0.0
     if to_url:
         with pytest.raises(xs.StoreError, match="a copy that is not finished"):
