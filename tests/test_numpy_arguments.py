@@ -93,16 +93,24 @@ def data() -> tuple[Any, Any]:
     return X, sp.csr_matrix(np.eye(3, dtype=np.float32)[y])
 
 
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder, which is the current one, with a dataset of 240 rows, a model and predictions."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset of 240 rows, a model of it, and files."""
+    folder = tmp_path_factory.mktemp("made")
     X, Y = data()
-    xs.convert(X, "d.xmc", labels=Y, normalize="l2")
-    xs.PPDSparse(memory_limit=LIMIT).fit("d.xmc", model="m.model")
-    xs.convert(sp.csr_matrix(np.ones((100, 3))), "raw.xmc", labels=Y[:100])
-    (tmp_path / "text.csv").write_text("text,labels\n" + "some blue words,a\nother green words,b\n" * 4)
-    (tmp_path / "ids.txt").write_text("0\n2\n")
+    xs.convert(X, folder / "d.xmc", labels=Y, normalize="l2")
+    xs.PPDSparse(memory_limit=LIMIT).fit(folder / "d.xmc", model=folder / "m.model")
+    xs.convert(sp.csr_matrix(np.ones((100, 3))), folder / "raw.xmc", labels=Y[:100])
+    (folder / "text.csv").write_text("text,labels\n" + "some blue words,a\nother green words,b\n" * 4)
+    (folder / "ids.txt").write_text("0\n2\n")
+    return folder
+
+
+@pytest.fixture
+def stores(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
@@ -111,14 +119,12 @@ def test_every_estimator_trains_the_same_by_numpys_scalars(name: str, tmp_path: 
     X, Y = data()
     estimator = getattr(xs, name)
     given = {**FAST.get(name, {}), "seed": 1, "memory_limit": LIMIT, "threads": 2, "progress": False}
-    known = estimator(**given).fit(X, Y)
     found = estimator(**{**estimator().get_params(), **given})
     found.set_params(**{key: numpy_of(value) for key, value in found.get_params().items()})
     flags = {"overwrite": np.bool_(True), "force": np.bool_(False), "check": np.bool_(True)}
     found.fit(X, Y, model=tmp_path / "a.model", calibrate=np.float64(0.5), **flags)
     assert found.report_["seed"] == 1
     assert estimator(**given).fit(X, Y, calibrate=0.5).model_.digest() == found.model_.digest()
-    del known
     for k in scalars(2):
         assert found.predict_topk(X, k)[0].tolist() == found.predict_topk(X, 2)[0].tolist()
     assert {path.name for path in tmp_path.iterdir()} == {"a.model"}
@@ -310,16 +316,17 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", ["-1", str(2**63), str(2**64), "1.0", "much"])
 @pytest.mark.parametrize(
     "command", [name for name, one in main.commands.items() if any("--seed" in option.opts for option in one.params)]
 )
-def test_commands_refuse_what_is_no_seed(command: str, seed: str, commands: Any, tmp_path: Path) -> None:
+def test_commands_refuse_what_is_no_seed(command: str, several: Callable[..., Any], tmp_path: Path) -> None:
     X, Y = data()
     xs.convert(X, tmp_path / "d.xmc", labels=Y)
+    given = [tmp_path / word if "." in word else word for word in ARGUMENTS[command]]
     for words in ([command], ["plan", command]) if command == "train" else ([command],):
-        given = [tmp_path / word if "." in word else word for word in ARGUMENTS[command]]
-        assert "--seed" in commands(*words, *given, "--seed", seed, fails=True)
+        seeds = ["-1", str(2**63), str(2**64), "1.0", "much"]
+        for said in several(*([*words, *given, "--seed", seed] for seed in seeds), fails=True):
+            assert "--seed" in said
     assert {path.name for path in tmp_path.iterdir()} == {"d.xmc"}
 
 
