@@ -27,7 +27,7 @@ counts = np.zeros(4, np.int64)
 count_indices(np.array([1, 1, 2], sys.argv[1]), counts)
 assert counts.tolist() == [0, 2, 1, 0]
 """
-TYPES = ("int32", "int64", "uint8", "uint16")
+TYPES = ("int32", "int64", "uint8")
 
 
 @pytest.mark.slow
@@ -62,9 +62,9 @@ def test_of_several_that_load_the_same_kernels_one_compiles_them(tmp_path: Path)
         **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
     }  # fmt: skip
     command = [sys.executable, "-c", "from counting import Counting; Counting().run()"]
-    running = [subprocess.Popen(command, env=environment, cwd=tmp_path) for _ in range(3)]
-    assert [process.wait() for process in running] == [0, 0, 0]
-    assert sorted((tmp_path / "misses").read_text().split()) == ["0", "0", "0", "1"]
+    running = [subprocess.Popen(command, env=environment, cwd=tmp_path) for _ in range(2)]
+    assert [process.wait() for process in running] == [0, 0]
+    assert sorted((tmp_path / "misses").read_text().split()) == ["0", "0", "1"]
     assert len(list(tmp_path.rglob("*.compiled"))) == 1
 
 
@@ -154,7 +154,11 @@ def test_code_is_compiled_anew_when_the_source_of_another_kernel_has_changed(tmp
 
 @pytest.mark.slow
 def test_a_first_training_compiles_elsewhere(small: Path, tmp_path: Path) -> None:
-    """By LEML, whose kernels are compiled soonest: a process that does so comes to 60 MB more."""
+    """By LEML, of whose kernels some are not compiled: one that does so itself holds far more."""
+    kept = cache.folder()
+    assert kept is not None
+    copy = tmp_path / "cache" / kept.parent.name / kept.name
+    shutil.copytree(kept, copy, ignore=shutil.ignore_patterns("*.compiled", "*.lock", "products.*"))
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
 
     def peak(name: str) -> int:
@@ -164,20 +168,32 @@ def test_a_first_training_compiles_elsewhere(small: Path, tmp_path: Path) -> Non
 
     first = peak("first")
     assert len(list(tmp_path.rglob("*.compiled"))) == 1
-    assert first < peak("again") + 20e6
+    assert list(copy.rglob("products.*.nbc"))
+    again = peak("again")
+    assert first < again + 20e6
 
 
-@pytest.fixture
-def installed() -> Iterator[Path]:
-    """A folder that all users can read, with the package, of which its owner alone could change a file, and a text."""
+@pytest.fixture(scope="module")
+def site() -> Iterator[Path]:
+    """A folder that all users can read, with the package, of which its owner alone could change a file."""
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)
         package = folder / "site" / "xmc_stream"
         shutil.copytree(Path(xmc_stream.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "t.txt").write_text("3 4 3\n0,1 0:1.0 2:0.5\n2 1:1 3:1\n1 0:2\n")
         if os.getuid() or shutil.which("setpriv") is None or as_nobody(folder, "-c", "import numba").returncode:
             pytest.skip("there is no other user who can run this Python")
+        yield folder / "site"
+
+
+@pytest.fixture
+def installed(site: Path) -> Iterator[Path]:
+    """A folder of root with the package, and a text."""
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "site").symlink_to(site)
+        (folder / "t.txt").write_text("3 4 3\n0,1 0:1.0 2:0.5\n2 1:1 3:1\n1 0:2\n")
         yield folder
 
 
@@ -221,14 +237,15 @@ UNKEPT = "compiled kernels cannot be kept"
 def test_a_user_without_a_home_converts(installed: Path) -> None:
     """The installation is root's. Two processes begin at once; a third one compiles nothing."""
     tmp = writable(installed, "tmp")
-    for name in "abc":
+    for name in "ab":
         writable(installed, name)
     with ThreadPoolExecutor(2) as pool:
-        said = list(pool.map(lambda out: converted(installed, out, TMPDIR=str(tmp)), "ab"))
+        ways = (lambda: converted(installed, "a", TMPDIR=str(tmp))), (lambda: compiled(installed, TMPDIR=str(tmp)))
+        said = [done.result() for done in [pool.submit(way) for way in ways]]
     assert not any(UNKEPT in errors for errors in said)
     code = {file: file.stat().st_mtime_ns for file in tmp.rglob("*.nbc")}
     assert code
-    converted(installed, "c", TMPDIR=str(tmp))
+    converted(installed, "b", TMPDIR=str(tmp))
     assert {file: file.stat().st_mtime_ns for file in tmp.rglob("*.nbc")} == code
 
 
