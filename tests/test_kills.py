@@ -8,12 +8,18 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.compiler import needs_compiler
+from helpers.forked import Forked
 from helpers.tools import ROOT
 
 import xmc_stream as xs
@@ -23,10 +29,54 @@ N_KILLS = int(os.environ.get("XMC_STREAM_KILLS", "3"))
 SHAPE = "--samples 1500 --features 800 --labels 1100 --features-per-sample 30 --test-samples 5000".split()
 
 
+def _python(words: Sequence[str], said: str | None) -> None:
+    """Be what Python is with these words: a script or a module, and its arguments."""
+    if said is not None:
+        with open(said, "wb") as file:
+            os.dup2(file.fileno(), 2)
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        sys.path.insert(0, str(Path(words[0]).parent))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+class Command(Forked):
+    """As `subprocess.Popen`."""
+
+    def __init__(self, words: Sequence[Any], said: Path | None = None) -> None:
+        super().__init__(_python, [str(word) for word in words[1:]], None if said is None else str(said))
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        if (code := super().wait(seconds)) is None:
+            raise subprocess.TimeoutExpired("command", seconds or 0)
+        return code
+
+
 @pytest.fixture
-def kills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def kills(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The benchmark. Its commands are forked: no kill falls into the start of Python."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("kills")
+    module = importlib.import_module("kills")
+
+    def start(step: Any, folder: Path, execution: tuple[str, int]) -> Command:
+        module.beacon.make(folder / "beacon")
+        return processes.enter_context(Command(step.command(folder, execution), folder / "said"))
+
+    def run(words: Sequence[Any], **_: Any) -> None:
+        with Command(words) as command:
+            assert command.wait() == 0, command.stderr
+
+    with ExitStack() as processes:
+        monkeypatch.setattr(module, "start", start)
+        monkeypatch.setattr(module, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": run}))
+        yield module
 
 
 @pytest.mark.slow
