@@ -28,7 +28,7 @@ EACH = pytest.mark.parametrize("change", [CUT, DELTA, MIN_VALUE, BOTH], ids=["cu
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, CUT], ids=["drawn", "cut and drawn"])
 def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: Path, more: dict[str, Any]) -> None:
-    change = {**BOTH, **more}
+    change = {**BOTH, **more, "max_rounds": 3}
     whole = xs.PPDSparse(threads=1, memory_limit="4GB", **change).fit(small, model=tmp_path / "whole")
     cuts = Cuts(classes=300, rows=600, solve_rows=1600, interval=520)
     pieces = fit_cut(xs.PPDSparse(threads=2, memory_limit=tight(), **change), small, tmp_path / "pieces", cuts)
@@ -71,25 +71,36 @@ def test_the_work_that_is_told_is_that_of_the_weights(small: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_searches_that_leave_nothing_out_change_nothing(small: Path, tmp_path: Path) -> None:
-    exact = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "exact").model_
+def test_searches_that_leave_nothing_out_change_nothing(small: Path, trained: Path, tmp_path: Path) -> None:
+    exact = xs.load_model(trained)
     for n, change in enumerate([{"cut": 1e-12}, {"delta": 1e-6}, {"min_value": 1e-30}]):
         same = xs.PPDSparse(memory_limit="2GB", **change).fit(small, model=tmp_path / str(n)).model_
         assert (same.to_scipy() != exact.to_scipy()).nnz == 0
         assert np.array_equal(same.bias(), exact.bias())
 
 
+OF_LOSS: dict[str, Any] = {**TIGHT, "tol": 1e-4, "added": 20, "memory_limit": "2GB"}
+
+
+@pytest.fixture(scope="module")
+def least() -> dict[str, float]:
+    """The objective at the optimum, by loss."""
+    X, Y = problem(n=400, d=30, k=4, seed=5)
+    losses = ("squared_hinge", "hinge")
+    return {loss: xs.PPDSparse(**OF_LOSS, loss=loss).fit(X, Y).report_["objective"] for loss in losses}
+
+
 @EACH
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
-def test_without_a_cap_on_rounds_the_optimum_is_reached(change: dict[str, Any], loss: str) -> None:
+def test_without_a_cap_on_rounds_the_optimum_is_reached(
+    change: dict[str, Any], loss: str, least: dict[str, float]
+) -> None:
     X, Y = problem(n=400, d=30, k=4, seed=5)
-    options = {**TIGHT, "tol": 1e-4, "loss": loss, "added": 20, "memory_limit": "2GB"}
-    exact = xs.PPDSparse(**options).fit(X, Y)
-    approximate = xs.PPDSparse(**options, **change).fit(X, Y)
+    approximate = xs.PPDSparse(**OF_LOSS, loss=loss, **change).fit(X, Y)
     assert approximate.report_["n_open"] == 0
     assert approximate.report_["violation"] <= 1e-4
     assert approximate.report_["duality_gap"] < 1e-3
-    assert approximate.report_["objective"] == pytest.approx(exact.report_["objective"], rel=1e-4)
+    assert approximate.report_["objective"] == pytest.approx(least[loss], rel=1e-4)
 
 
 @pytest.mark.parametrize(
