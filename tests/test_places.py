@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from helpers.compiler import needs_compiler
+from helpers.forked import Forked
 from helpers.tools import ROOT
 
 import xmc_stream as xs
@@ -54,7 +54,7 @@ def test_every_command_that_writes_is_looked_at_here() -> None:
 
 
 @pytest.fixture(scope="module")
-def things(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what commands read."""
     folder = tmp_path_factory.mktemp("things")
     labels = [sorted({i % 4, (i + 1) % 4 if i % 3 else i % 4}) for i in range(400)]
@@ -350,12 +350,16 @@ def test_who_waits_for_a_lock_that_is_removed_takes_the_new_one(tmp_path: Path) 
     os.close(fd)
 
 
+def _columns(data: str) -> None:
+    xs.open_dataset(data).X_columns()
+
+
 def test_columns_that_are_made_twice_at_once_are_whole(place: Path) -> None:
     """And what a kill leaves of them is no damage: the data stay sound, and the next one makes them."""
     data = place / "d.xmc"
-    command = [sys.executable, "-c", f"import xmc_stream as xs; xs.open_dataset({str(data)!r}).X_columns()"]
-    runs = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
-    assert [run.communicate()[1] for run in runs] == [b""] * 3
+    with ExitStack() as processes:
+        runs = [processes.enter_context(Forked(_columns, str(data))) for _ in range(3)]
+        assert [(run.wait(), run.stderr) for run in runs] == [(0, "")] * 3
     assert xs.verify(data)["sound"]
     whole = tree(data)
     shutil.rmtree(data / "X" / "columns")
@@ -419,20 +423,22 @@ def test_replacing_makes_the_new_store_durable_before_its_name(place: Path, monk
     assert order == ["durable", "durable", "name", "name"]
 
 
+def _calibrate_for_ever(*words: str) -> None:
+    from xmc_stream.evaluation import calibrate as calibration
+
+    calibration.learn = lambda *_: (print("there", flush=True), time.sleep(60))
+    main(["calibrate", *words])
+
+
 @pytest.mark.slow
 def test_temporary_folders_go_with_a_process_that_is_killed(place: Path) -> None:
     before = tree(place)
-    command = [sys.executable, "-m", "xmc_stream", "calibrate", "m.model", "e.xmc"]
-    code = "import sys, time; sys.argv = sys.argv[1:]; from xmc_stream.evaluation import calibrate as calibration; "
-    code += "calibration.learn = lambda _: (print('there', flush=True), time.sleep(60)); "
-    code += "from xmc_stream.cli import program; program()"
-    with subprocess.Popen([sys.executable, "-c", code, *command[2:]], stdout=subprocess.PIPE) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == b"there\n"
+    with Forked(_calibrate_for_ever, "m.model", "e.xmc") as run:
+        assert run.wait_until(lambda: run.stdout == "there\n"), run.stderr
         assert list(place.glob(".xmc_stream-*/*/predictions"))
         run.kill()
     for _ in range(200):
-        if tree(place) == before:
+        if not list(place.glob(".xmc_stream-*")):
             break
         time.sleep(0.05)
     assert tree(place) == before
