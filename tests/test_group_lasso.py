@@ -80,15 +80,19 @@ def test_all_algorithms_come_to_one_objective(loss: str, tmp_path: Path) -> None
     found = {}
     for algorithm in SOLVERS:
         for search in (True, False) if algorithm == "fista" else (True,):
-            limits = {"tol": 1e-6, "max_passes": 600} if algorithm == "fobos" else {"tol": 1e-6, "max_passes": 4000}
-            W, result = solve(X, Y, tmp_path, loss=loss, lam=LAM, algorithm=algorithm, line_search=search, **limits)
+            options = {
+                "algorithm": algorithm,
+                "line_search": search,
+                "max_passes": 200 if algorithm == "fobos" else 4000,
+            }
+            W, result = solve(X, Y, tmp_path, loss=loss, lam=LAM, tol=1e-5, **options)
             found[algorithm, search] = objective(loss, X, Y, W)
             assert result["objective"] == pytest.approx(found[algorithm, search], rel=2e-6)
             assert {"objective", "passes", "n_selected", "violation"} <= set(result["history"][0])
     best = min(found.values())
     assert best < objective(loss, X, Y, np.zeros((X.shape[1], Y.shape[1]))) * 0.9
     for (algorithm, _), value in found.items():
-        assert value == pytest.approx(best, rel=1e-2 if algorithm == "fobos" else 1e-5), algorithm
+        assert value == pytest.approx(best, rel=3e-2 if algorithm == "fobos" else 1e-5), algorithm
 
 
 @pytest.mark.parametrize("algorithm", ["bcd-cst", "fista", "sparsa"])
@@ -176,10 +180,10 @@ def test_steps_work_where_rows_add_up_to_nothing(algorithm: str, tmp_path: Path)
     a = np.random.default_rng(0).normal(size=(60, 1)) * 5
     X = sp.csr_matrix(np.hstack([a, -a]).astype(np.float32))
     Y = sp.csr_matrix(np.hstack([a > 0, a <= 0]).astype(np.float32))
-    options = {"lam": 0.01, "max_passes": 2000}
+    options = {"lam": 0.01, "max_passes": 300 if algorithm == "fobos" else 2000}
     best = solve(X, Y, tmp_path, **options, tol=1e-7)[1]["objective"]
     found = solve(X, Y, tmp_path, **options, tol=1e-6, algorithm=algorithm, line_search=False)[1]["objective"]
-    assert found == pytest.approx(best, rel=0.5 if algorithm == "fobos" else 1e-5)
+    assert found == pytest.approx(best, rel=0.7 if algorithm == "fobos" else 1e-5)
 
 
 @pytest.mark.parametrize("eta", [3e3, 1e30])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,26 +114,34 @@ def other(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def warm(small: Path, other: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that began from it."""
+    path = tmp_path_factory.mktemp("warm") / "m"
+    xs.PPDSparse(threads=1, memory_limit="4GB").fit(small, model=path, warm_start=other)
+    return path
+
+
 @pytest.mark.slow
 def test_any_cut_gives_the_same_model_and_the_start_is_told(
-    small: Path, trained: Path, tmp_path: Path, other: Path
+    small: Path, trained: Path, warm: Path, tmp_path: Path, other: Path
 ) -> None:
-    whole = xs.PPDSparse(threads=1, memory_limit="4GB").fit(small, model=tmp_path / "whole", warm_start=other)
+    whole, cold = xs.load_model(warm), xs.load_model(trained)
     cuts = Cuts(classes=300, rows=240, solve_rows=400, interval=130)
     pieces = fit_cut(xs.PPDSparse(threads=2, memory_limit=tight()), small, tmp_path / "pieces", cuts, other)
-    assert pieces.model_.digest() == whole.model_.digest()
-    assert whole.model_.attributes["warm_start"] == xs.load_model(other).digest()
-    cold = xs.load_model(trained)
+    assert pieces.model_.digest() == whole.digest()
+    assert whole.attributes["warm_start"] == xs.load_model(other).digest()
     assert "warm_start" not in cold.attributes
-    assert cold.digest() != whole.model_.digest()
-    assert whole.report_["passes"] < cold.attributes["run"]["passes"]
+    assert cold.digest() != whole.digest()
+    assert whole.attributes["run"]["passes"] < cold.attributes["run"]["passes"]
 
 
 @pytest.mark.slow
 def test_approximate_searches_and_a_warm_start_go_together(small: Path, tmp_path: Path, other: Path) -> None:
     # under a cap a warm start has one round, and the searches that decide are exact
-    options = {"delta": 3, "min_value": 0.15, "max_rounds": None, "tol": 0.2, "memory_limit": "2GB"}
+    options = {"delta": 3, "min_value": 0.15, "max_rounds": None, "tol": 0.5, "memory_limit": "2GB"}
     clf = xs.PPDSparse(**options).fit(small, model=tmp_path / "m", warm_start=other)
+    assert clf.report_["rounds"] > 1
     assert clf.report_["search_work"] < 0.9 * clf.report_["search_work_exact"]
 
 
@@ -144,12 +154,12 @@ def whole(small: Path, other: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ready", ["start/0", "cut/0", "solve/0/0", "search/1/"])
-def test_killed_at_any_stage_ends_with_the_same_model(
-    small: Path, tmp_path: Path, other: Path, whole: str, ready: str
+def test_killed_at_every_stage_it_ends_with_the_same_model(
+    small: Path, tmp_path: Path, other: Path, whole: str
 ) -> None:
     model, more = tmp_path / "m", ("--warm-start", other)
-    assert kill_when(small, model, ready, 0.0, more=more)
+    for ready in ("start/0", "cut/0", "solve/0/0", "search/1/"):
+        assert kill_when(small, model, ready, 0.0, more=more), ready
     figures = train(small, model, limit="600MB", threads=1, more=more)
     assert figures["resumed"]
     assert figures["warm_start"] == xs.load_model(other).digest()
@@ -157,11 +167,14 @@ def test_killed_at_any_stage_ends_with_the_same_model(
 
 
 @pytest.mark.slow
-def test_another_start_is_refused(small: Path, tmp_path: Path, other: Path) -> None:
-    clf = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "m")
+def test_another_start_is_refused(small: Path, trained: Path, warm: Path, tmp_path: Path, other: Path) -> None:
+    shutil.copytree(trained, tmp_path / "m")
+    shutil.copytree(warm, tmp_path / "n")
+    clf = xs.PPDSparse(memory_limit="2GB")
+    assert clf.fit(small, model=tmp_path / "m").model_.digest() == xs.load_model(trained).digest()
     with pytest.raises(ResumeError, match="warm_start"):
         clf.fit(small, model=tmp_path / "m", warm_start=other)
-    clf.fit(small, model=tmp_path / "n", warm_start=other)
+    assert clf.fit(small, model=tmp_path / "n", warm_start=other).model_.digest() == xs.load_model(warm).digest()
     with pytest.raises(ResumeError, match="warm_start"):
         clf.fit(small, model=tmp_path / "n")
     with pytest.raises(ResumeError, match="warm_start"):
@@ -215,26 +228,42 @@ def test_dismec_on_the_command_line(
     assert xs.evaluate(tmp_path / "m", xs.open_dataset(test))["P@1"] == pytest.approx(63.7, abs=0.3)
 
 
+ONE: dict[str, Any] = {"memory_limit": "2GB", "threads": 1, "all_rows": False}
+
+
+@pytest.fixture(scope="module")
+def bibtex(
+    real: Callable[[str], tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Callable[..., xs.PPDSparse]]:
+    """The training set, and what was trained on it with some settings, once each, and from nothing."""
+    (data, _), folder = real("bibtex"), tmp_path_factory.mktemp("bibtex")
+
+    @cache
+    def cold(**settings: float) -> xs.PPDSparse:
+        name = "-".join(["cold", *(f"{name}{value}" for name, value in settings.items())])
+        return xs.PPDSparse(**ONE, **settings).fit(data, model=folder / name)
+
+    return data, cold
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("old", "new", "rounds"),
+    ("old", "new"),
     [
-        ({"C": 1.0}, {"C": 2.0}, 1),
-        ({}, {}, 1),
-        ({"lam": 0.03}, {"lam": 0.01}, 1),
-        ({"lam": 0.01}, {"lam": 0.03}, 1),  # w shrinks, and rows come to matter that it did not violate
-        ({"C": 2.0}, {"C": 1.0}, 1),
+        ({"C": 1.0}, {"C": 2.0}),
+        ({}, {}),
+        ({"lam": 0.03}, {"lam": 0.01}),
+        ({"lam": 0.01}, {"lam": 0.03}),  # w shrinks, and rows come to matter that it did not violate
+        ({"C": 2.0}, {"C": 1.0}),
     ],
 )
 def test_a_warm_start_is_as_good_as_a_cold_one_and_gathers_less(
-    real: Callable[[str], tuple[Path, Path]], tmp_path: Path, old: dict[str, float], new: dict[str, float], rounds: int
+    bibtex: tuple[Path, Callable[..., xs.PPDSparse]], tmp_path: Path, old: dict[str, float], new: dict[str, float]
 ) -> None:
-    data, _ = real("bibtex")
-    options: dict[str, Any] = {"memory_limit": "2GB", "threads": 1, "all_rows": False}
-    start = xs.PPDSparse(**options, **old).fit(data, model=tmp_path / "start")
-    cold = xs.PPDSparse(**options, **new).fit(data, model=tmp_path / "cold").report_
-    warm = xs.PPDSparse(**options, **new).fit(data, model=tmp_path / "warm", warm_start=start.model_).report_
-    assert warm["rounds"] == rounds
+    data, trained = bibtex
+    cold = trained(**new).report_
+    warm = xs.PPDSparse(**ONE, **new).fit(data, model=tmp_path / "warm", warm_start=trained(**old).model_).report_
+    assert warm["rounds"] == 1
     assert warm["objective"] <= 1.0002 * cold["objective"]
     assert warm["duality_gap_mean"] <= cold["duality_gap_mean"] + 1e-4
     assert warm["passes"] <= cold["passes"]
@@ -243,14 +272,13 @@ def test_a_warm_start_is_as_good_as_a_cold_one_and_gathers_less(
 
 @pytest.mark.slow
 def test_a_start_from_fewer_rows_is_as_good_as_a_cold_one(
-    real: Callable[[str], tuple[Path, Path]], tmp_path: Path
+    bibtex: tuple[Path, Callable[..., xs.PPDSparse]], tmp_path: Path
 ) -> None:
-    data, _ = real("bibtex")
+    data, trained = bibtex
     split(data, tmp_path / "nine.xmc", tmp_path / "one.xmc", fraction=0.1)
-    options: dict[str, Any] = {"memory_limit": "2GB", "threads": 1, "all_rows": False}
-    start = xs.PPDSparse(**options).fit(tmp_path / "nine.xmc", model=tmp_path / "start")
-    cold = xs.PPDSparse(**options).fit(data, model=tmp_path / "cold").report_
-    warm = xs.PPDSparse(**options).fit(data, model=tmp_path / "warm", warm_start=start.model_).report_
+    start = xs.PPDSparse(**ONE).fit(tmp_path / "nine.xmc", model=tmp_path / "start")
+    cold = trained().report_
+    warm = xs.PPDSparse(**ONE).fit(data, model=tmp_path / "warm", warm_start=start.model_).report_
     assert warm["rounds"] == 1
     assert warm["objective"] <= 1.0002 * cold["objective"]
     assert warm["bytes_gathered"] < cold["bytes_gathered"]
