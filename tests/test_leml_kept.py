@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -163,18 +164,49 @@ def damage(pack: Path) -> None:
     pack.write_bytes(content)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """What is fitted in a way, with sums in parts. Made once."""
+
+    @cache
+    def fitted(way: str) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            in_parts(patch)
+            return xs.LEML(**WAYS[way]).fit(data, model=tmp_path_factory.mktemp(way) / "whole")
+
+    return fitted
+
+
+@pytest.fixture(scope="module")
+def left(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What one that is killed in its second W step leaves. Made once."""
+
+    @cache
+    def work(way: str) -> Path:
+        folder = tmp_path_factory.mktemp(way)
+        with Forked(killed, str(data), str(folder / "m"), way) as run:
+            assert run.wait_until(begun_in(folder / "m.partial", way).exists), run.stderr
+        return folder / "m.partial"
+
+    return work
+
+
+def begun_in(work: Path, way: str) -> Path:
+    return work / "state" / "w-2" / ("0-7.kept" if way == "columns" else "all.kept")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", first(WAYS))
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_w_step_that_is_killed_goes_on_from_what_it_kept(
-    way: str, damaged: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    way: str, damaged: bool, data: Path, undisturbed: Callable[[str], Any], left: Callable[[str], Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     in_parts(monkeypatch)
-    whole = xs.LEML(**WAYS[way]).fit(data, model=tmp_path / "whole")
+    whole = undisturbed(way)
     work = tmp_path / "m.partial"
-    begun = work / "state" / "w-2" / ("0-7.kept" if way == "columns" else "all.kept")
-    with Forked(killed, str(data), str(tmp_path / "m"), way) as run:
-        assert run.wait_until(begun.exists), run.stderr
+    shutil.copytree(left(way), work)
+    begun = begun_in(work, way)
     steps = number_in(begun)
     if damaged:
         for pack in (work / "state" / "w-2").iterdir():
@@ -199,7 +231,8 @@ def test_a_run_that_is_stopped_on_two_workers_goes_on_there(
     way: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_parts(monkeypatch)
-    here = xs.LEML(**WAYS[way]).fit(data, model=tmp_path / "here")
+    few = {**WAYS[way], "alternations": 1, "cg": 5}
+    here = xs.LEML(**few).fit(data, model=tmp_path / "here")
     monkeypatch.setattr(portion, "SECONDS", 0.0)
     monkeypatch.setattr(plan, "_SMALL", 0)  # each product is shared out
     write, calls = Begun._write, 0
@@ -211,7 +244,7 @@ def test_a_run_that_is_stopped_on_two_workers_goes_on_there(
         if calls == 3:
             raise JobError("no more")
 
-    options = {name: value for name, value in WAYS[way].items() if name != "threads"}
+    options = {name: value for name, value in few.items() if name != "threads"}
     with cluster(tmp_path / "cluster", workers=[Worker(), Worker()]) as (_, address):
         with monkeypatch.context() as broken:
             broken.setattr(Begun, "_write", third)
