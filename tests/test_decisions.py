@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import sklearn.base
 from helpers.soak import first
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,13 +34,14 @@ LIMIT = "4GB"
 KINDS = [kind for name in estimators.__all__ if (kind := getattr(estimators, name)) is not estimators.Estimator]
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "GroupLasso": [{}, {"loss": "multitask"}, {"loss": "label-ranking"}],
-    "MEMOIR": [{}, {"variant": "lsh", "rank": 10}, {"bias": True, "cosine": True}, {"held_out": 0.0}],
-    "PDSparse": [{}, {"refit": False}, {"held_out": 0.0}],
+    "MEMOIR": [{}, {"variant": "lsh", "rank": 10}, {"bias": True, "cosine": True}, {"held_out": 0.0, "steps": 200}],
+    "PDSparse": [{"max_passes": 9, **more} for more in ({}, {"refit": False}, {"held_out": 0.0})],
     "LEML": [{"rank": 8}],
     "CPLST": [{"rank": 8}],
 }
 ASKED = [kind(**options) for kind in KINDS for options in OPTIONS.get(kind.__name__, [{}])]
 GUESSING = [clf for clf in ASKED if not method_of(clf.parameters()).has_zero(clf.parameters())]
+RANKING = xs.GroupLasso(loss="label-ranking", memory_limit=LIMIT)
 SEVERAL = [clf for clf in GUESSING if get_tags(clf).classifier_tags.multi_label]
 
 
@@ -121,12 +123,18 @@ def test_a_row_of_none_or_two_labels_makes_it_several() -> None:
 
 @pytest.mark.parametrize("clf", GUESSING, ids=words)
 def test_tune_compares_what_is_predicted(clf: Any, tmp_path: Path) -> None:
-    X, Y = rows(0, 1100, 1)
+    X, Y = rows(0, 520, 1)
     data = xs.convert(X, tmp_path / "d.xmc", labels=sp.csr_matrix(Y))
     parameters = {name: getattr(clf, name) for name in clf.parameters().rules()}
     lam = parameters.pop("lam")
     report = xs.tune(
-        data, clf.parameters().solver, {"lam": [lam or 0.002]}, fixed=parameters, metric="macro_F1", memory_limit=LIMIT
+        data,
+        clf.parameters().solver,
+        {"lam": [lam or 0.002]},
+        fixed=parameters,
+        metric="macro_F1",
+        held_out=0.2,
+        memory_limit=LIMIT,
     )
     figures = report["settings"][0]["figures"]
     # one label is predicted for each row: two are wrong in a row that is wrong
@@ -181,15 +189,22 @@ def test_decisions_are_the_same_whatever_the_limit_and_no_part_of_the_digest(clf
     assert xs.load_model(tmp_path / "1.model").digest() == said[0][1]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, and a model of them whose run nobody killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    X, Y = rows(0, 300, 4)
+    data = xs.convert(X, folder / "d.xmc", labels=sp.csr_matrix(Y))
+    RANKING.fit(data, model=folder / "m")
+    return folder
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, JobError])
 @pytest.mark.parametrize("last", ["split_once", "finish_model", "predict_to"])
 def test_a_run_that_was_killed_learns_the_same(
-    last: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    last: str, error: type[BaseException], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    X, Y = rows(0, 300, 4)
-    data = xs.convert(X, tmp_path / "d.xmc", labels=sp.csr_matrix(Y))
-    clf = xs.GroupLasso(loss="label-ranking", memory_limit=LIMIT)
-    expected = clf.fit(data, model=tmp_path / "whole.model").model_
+    data, clf, expected = xs.open_dataset(whole / "d.xmc"), sklearn.base.clone(RANKING), xs.load_model(whole / "m")
 
     def then_killed(of: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
@@ -206,9 +221,7 @@ def test_a_run_that_was_killed_learns_the_same(
     found = clf.fit(data, model=tmp_path / "m").model_
     assert found.attributes[DECISION] == expected.attributes[DECISION]
     assert found.digest() == expected.digest()
-    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == sorted(
-        p.name for p in (tmp_path / "whole.model").iterdir()
-    )
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == sorted(p.name for p in expected.path.iterdir())
     assert not list(tmp_path.glob("*.partial"))
 
 
