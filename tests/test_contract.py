@@ -17,7 +17,7 @@ from helpers.forked import Forked
 import xmc_stream as xs
 from xmc_stream.errors import InputError
 from xmc_stream.methods import registry
-from xmc_stream.methods.contract import Method, Task
+from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 from xmc_stream.models import Execution
 from xmc_stream.training.plan import plan_training
@@ -125,18 +125,6 @@ def test_names_are_taken_once() -> None:
         registry.register(toy.CentroidMethod())
     with pytest.raises(InputError, match="there is no method 'nothing': there are ppdsparse, dismec"):
         registry.method("nothing")
-
-
-def test_a_method_that_cannot_train_is_refused_when_it_is_registered() -> None:
-    class Asked(Parameters):
-        solver, label, title = "idle", "Idle", "of a test"
-
-    class Idle(toy.CentroidMethod):
-        parameters, run = Asked, Method.run
-
-    with pytest.raises(InputError, match="method 'idle' has neither `runs` nor `run`"):
-        registry.register(Idle())
-    assert "idle" not in registry.names()
 
 
 def test_a_parameter_is_declared_once() -> None:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import LINES, Begun, Dense, Factor, Panels, SideBySide
 from xmc_stream.factors.products import BLOCK, Learned, held_out_metrics
+from xmc_stream.factors.rowblocks import Array
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.run import read_sum, rotation_of, write_factors
 from xmc_stream.lowrank.solver import (
     AllPairs,
-    Array,
     GivenPairs,
     Pairs,
     counted,

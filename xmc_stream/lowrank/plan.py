@@ -11,10 +11,10 @@ from pathlib import Path
 
 from xmc_stream.factors.factors import LINES, ColumnRange
 from xmc_stream.factors.products import BLOCK, LEAST_COLUMNS, column_ranges, job_width
-from xmc_stream.factors.rowblocks import LARGE_ROW_BYTES, ROW_BYTES, held_bytes, lines_of, range_bits
+from xmc_stream.factors.rowblocks import LARGE_ROW_BYTES, ROW_BYTES, Parts, held_bytes, lines_of, range_bits
 from xmc_stream.kernels.lines import CACHE_LINE, lanes
 from xmc_stream.lowrank.parameters import LEMLParameters
-from xmc_stream.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts
+from xmc_stream.lowrank.ridge import RidgeJob, Ridges, row_parts
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset
 
@@ -36,10 +36,10 @@ class LowRankPlan:
     """
 
     col_ranges: tuple[ColumnRange, ...]
-    rows: tuple[Rows, ...]
+    rows: Parts
     labels: tuple[tuple[int, int], ...]
     small: bool
-    parts: tuple[Rows, ...]
+    parts: Parts
     products: tuple[ColumnRange, ...]
     row_bytes: int = ROW_BYTES
     held: tuple[int, int] = (0, 0)

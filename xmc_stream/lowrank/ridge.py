@@ -29,10 +29,10 @@ from xmc_stream.factors.factors import (
     take,
 )
 from xmc_stream.factors.products import Learned, times
-from xmc_stream.factors.rowblocks import NO_HOLDING, ROW_BYTES, Holding, held_or_read, lines_of
+from xmc_stream.factors.rowblocks import NO_HOLDING, ROW_BYTES, Array, Holding, Part, Parts, held_or_read, lines_of
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.lowrank.kernels.steps import add_column_dots, descend, turn
-from xmc_stream.lowrank.solver import VECTORS, Array, Descent, Progress
+from xmc_stream.lowrank.solver import VECTORS, Descent, Progress
 from xmc_stream.runtime.job import Ledger, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
@@ -43,10 +43,8 @@ _LARGE = 1 << 24  # entries of X, from which on its sums are taken in parts
 _PART = 128  # entries of a part for each feature, at least: to add its D x c sum takes a fiftieth of making it
 _PARTS = 8  # at most
 
-Rows = tuple[int, int]
 
-
-def row_parts(dataset: Dataset) -> tuple[Rows, ...]:
+def row_parts(dataset: Dataset) -> Parts:
     """The parts that sums over rows are taken in: the data alone decide, as these decide how the sums round."""
     X = dataset.X_rows()
     most = min(_PARTS, X.nnz // (_PART * max(dataset.n_features, 1)))
@@ -68,7 +66,7 @@ class Ridges:
     values: tuple[float, ...]
     labels: Factor
     before: Dense | None
-    parts: tuple[Rows, ...]
+    parts: Parts
     row_bytes: int = ROW_BYTES
     holding: Holding = NO_HOLDING
 
@@ -279,7 +277,7 @@ class StepJob:
             self._write("direction", first, direction)
         return progress.stepped(square)
 
-    def _lines(self) -> Iterator[Rows]:
+    def _lines(self) -> Iterator[Part]:
         n = self.ridges.learned.n_inputs()
         return ((first, min(first + LINES, n)) for first in range(0, n, LINES))
 

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Begun
+from xmc_stream.factors.rowblocks import Array
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.products import add_transposed, multiply
 from xmc_stream.lowrank.kernels.steps import add_column_dots, are_true, descend, pair_dots, turn
 from xmc_stream.store.matrix import Block
 
-Array = NDArray[Any]
 LOSS_UNIT = 2.0**-32  # losses are summed as whole numbers of it, in any order
 _LANES = 16  # sums of a long dot product
 VECTORS = ("w", "residual", "direction")  # of conjugate gradients

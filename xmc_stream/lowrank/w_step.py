@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from xmc_stream.factors.factors import Begun, ColumnRange, Dense, Factor, Panels, copy_factors, take
 from xmc_stream.factors.products import BLOCK, Learned, ProjectJob
-from xmc_stream.factors.rowblocks import ROW_BYTES, Holding, Parts, row_blocks
+from xmc_stream.factors.rowblocks import ROW_BYTES, Array, Holding, Parts, row_blocks
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.lowrank.parameters import LEMLParameters
 from xmc_stream.lowrank.solver import (
     LOSS_UNIT,
     AllPairs,
-    Array,
     Pairs,
     counted,
     dense_labels,

@@ -32,14 +32,7 @@ _registered: dict[str, Method] = {}
 
 
 def register(method: Method) -> None:
-    """Add a method, which commands and planning then know.
-
-    Raises InputError where a name is taken, or the method does not say what trains.
-    """
-    from xmc_stream.methods.contract import Method
-
-    if type(method).run is Method.run and not hasattr(method, "runs"):
-        raise InputError(f"method {method.name!r} has neither `runs` nor `run`: give it one, that it can train")
+    """Add a method, which commands and planning then know. Raises InputError where a name is taken."""
     mine = (method.name, *method.parameters.presets)
     for name in mine:
         if name in names():
