@@ -15,6 +15,8 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+from helpers.endless import endless
+from helpers.forked import Forked
 from helpers.problems import LIMIT, overlapping
 from helpers.soak import first
 from sklearn.exceptions import NotFittedError
@@ -91,8 +93,6 @@ print(clf[-1].model_.path)
     for clf in (pickle.loads((tmp_path / "a").read_bytes()), joblib.load(tmp_path / "b")):
         assert clf.predict(TEXTS).tolist() == KINDS * 5
         assert np.array_equal(clf.decision_function(TEXTS), np.load(tmp_path / "scores.npy"))
-    use = "import sys, joblib; print(joblib.load(sys.argv[1] + '/b').predict(['an apple']).tolist())"
-    assert run(use, tmp_path).stdout.strip() == "['fruit']"
 
 
 def test_a_pipeline_is_pickled_with_its_model() -> None:
@@ -103,43 +103,24 @@ def test_a_pipeline_is_pickled_with_its_model() -> None:
 
 
 OURS = "xmc_stream-*"  # dask has a folder of its own there
-FITTED = f"""
-clf = xs.PPDSparse(memory_limit="{LIMIT}").fit([[1.0, 0], [0, 1]] * 5, [0, 1] * 5)
-place = clf.model_.path
-"""
-EMPTY = "from xmc_stream.system.files import own_folder; place = own_folder()"
-ENDLESS = """
-import sys, time, tempfile, xmc_stream as xs
-tempfile.tempdir = sys.argv[1]
-exec(sys.argv[2])
-print(place, flush=True)
-time.sleep(60)
-"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "group", "code"),
-    [(signal.SIGTERM, False, FITTED), (signal.SIGTERM, True, EMPTY), (signal.SIGKILL, False, EMPTY)],
+    ("number", "group", "fits"),
+    [(signal.SIGTERM, False, True), (signal.SIGTERM, True, False), (signal.SIGKILL, False, False)],
     ids=["SIGTERM", "SIGTERM to the group", "SIGKILL"],
 )
 def test_temporary_folders_are_gone_when_a_process_is_ended(
-    number: signal.Signals, group: bool, code: str, tmp_path: Path
+    number: signal.Signals, group: bool, fits: bool, tmp_path: Path
 ) -> None:
-    program = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(tmp_path), code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-    assert program.stdout is not None
-    with program:
-        try:
-            place = Path(program.stdout.readline().strip())
-            assert place.is_dir()
-            assert tmp_path in place.parents
-            (os.killpg if group else os.kill)(program.pid, number)
-            program.wait(60)
-        finally:
-            program.kill()
+    with Forked(endless, str(tmp_path), fits) as program:
+        assert program.wait_until(lambda: program.stdout.endswith("\n")), program.stderr
+        place = Path(program.stdout.strip())
+        assert place.is_dir()
+        assert tmp_path in place.parents
+        (os.killpg if group else os.kill)(program.pid, number)
+        assert program.wait(60) == -number
     until = time.monotonic() + 20
     while list(tmp_path.glob(OURS)) and time.monotonic() < until:
         time.sleep(0.05)
