@@ -28,6 +28,8 @@ TRAININGS: list[tuple[str, dict[str, Any]]] = [
     ("group-lasso", {"max_passes": 3, "loss": "multitask"}),
     ("group-lasso", {"max_passes": 3, "loss": "multitask", "algorithm": "fista"}),
 ]
+# of each kind of model; how its predictions, figures and checks come about is no matter of the method
+FIRST_OF_KIND = [TRAININGS[number] for number in (0, 3, 8)]
 CLASSES = {
     "ppdsparse": xs.PPDSparse, "dismec": xs.PPDSparse, "pdsparse": xs.PDSparse, "leml": xs.LEML, "cplst": xs.CPLST,
     "memoir": xs.MEMOIR, "group-lasso": xs.GroupLasso,
@@ -69,22 +71,21 @@ def test_a_method(
     data: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(data)  # paths are those of this process, and no worker's
-    parameters = {**declared(name).presets.get(name, {}), **parameters}
-    out, said = {}, {}
+    presets = declared(name).presets.get(name, {})
+    said: dict[str, list[Any]] = {}
     for where, how in (
         ("here", {"memory_limit": "3GB", "threads": 2}), ("there", {"memory_limit": "2GB", "scheduler": address}),
     ):  # fmt: skip
         model, predictions = Path(f"{tmp_path.name}-{where}"), Path(f"{tmp_path.name}-{where}.zarr")
-        clf = CLASSES[name](seed=1, **parameters, **how).fit("train.xmc", model=model)
+        clf = CLASSES[name](seed=1, **{**presets, **parameters}, **how).fit("train.xmc", model=model)
+        said[where] = [clf.model_.digest()]
+        if (name, parameters) not in FIRST_OF_KIND:
+            continue
         xs.predict(model, "train-test.xmc", predictions, k=5, **how)
-        figures = [xs.evaluate(one, "train-test.xmc", "train.xmc", **how) for one in (model, predictions)]
-        checked = [xs.verify(one, **how) for one in (model, predictions, "train.xmc")]
-        labels, scores = clf.predict_topk(xs.open_dataset("train-test.xmc"), k=3)
-        said[where] = (clf.model_.digest(), figures, [one["sound"] for one in checked])
-        out[where] = labels, scores
+        said[where] += [xs.evaluate(one, "train-test.xmc", "train.xmc", **how) for one in (model, predictions)]
+        assert all(xs.verify(one, **how)["sound"] for one in (model, predictions, "train.xmc"))
+        said[where] += [rows.tolist() for rows in clf.predict_topk(xs.open_dataset("train-test.xmc"), k=3)]
     assert said["there"] == said["here"]
-    assert said["there"][2] == [True] * 3
-    assert all((mine == theirs).all() for mine, theirs in zip(out["there"], out["here"], strict=True))
     events = list(read_events(model / "events.jsonl"))
     workers = {event["process"] for event in events if event["event"] == "job"}
     assert workers
