@@ -6,8 +6,6 @@ import gc
 import inspect
 import logging
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 import distributed
 import numpy as np
 import pytest
-from helpers.commands import cli_command, environment
+from helpers.forked import Forked
 
 import xmc_stream as xs
 from xmc_stream.runtime import cluster as of_cluster
@@ -69,15 +67,15 @@ def test_paths_and_objects_are_the_same(small: Path, trained: Path, tmp_path: Pa
 
 
 def test_errors_name_the_argument_in_python_and_the_flag_in_the_shell(
-    small: Path, trained: Path, tmp_path: Path, commands: Callable[..., Any]
+    small: Path, trained: Path, tmp_path: Path, here: Callable[..., Any]
 ) -> None:
     (tmp_path / "p").mkdir()
     with pytest.raises(xs.InputError, match=r"or overwrite=True to replace it$"):
         xs.predict(trained, small, tmp_path / "p")
-    assert commands("predict", trained, small, tmp_path / "p", fails=True).endswith("or --overwrite to replace it")
+    assert here("predict", trained, small, tmp_path / "p", fails=True).endswith("or --overwrite to replace it")
     with pytest.raises(xs.MemoryLimitError, match=r"[^-]memory_limit"):
         xs.predict(trained, small, tmp_path / "q", memory_limit="50MB")
-    said = commands("predict", trained, small, tmp_path / "q", "--memory-limit", "50MB", fails=True)
+    said = here("predict", trained, small, tmp_path / "q", "--memory-limit", "50MB", fails=True)
     assert "--memory-limit" in said
 
 
@@ -121,9 +119,10 @@ def test_a_cluster_object_is_a_scheduler_and_a_client_that_cannot_be_asked_is_re
 ) -> None:
     here = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here").model_.digest()
     with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", memory_limit=0
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", memory_limit=0
     ) as cluster:
-        there = xs.PPDSparse(memory_limit="1GB", scheduler=cluster).fit(small, model=tmp_path / "there")
+        there = xs.PPDSparse(memory_limit="4GB", scheduler=cluster).fit(small, model=tmp_path / "there")
+        assert cluster.scheduler.transition_counter > 0  # tasks went through it
         assert there.model_.digest() == here
         client = distributed.Client(cluster, set_as_default=False)
         client.close()
@@ -168,60 +167,53 @@ def test_a_limit_above_that_of_the_cgroup_is_refused(tmp_path: Path, monkeypatch
 
 
 def test_info_and_verify_know_what_is_not_finished(
-    small: Path, trained: Path, tmp_path: Path, commands: Callable[..., Any]
+    small: Path, trained: Path, tmp_path: Path, here: Callable[..., Any]
 ) -> None:
     (tmp_path / "p.partial").mkdir()
     with Ledger(tmp_path / "p.partial" / "ledger", {COMMAND: "predict"}):
         pass
     for path in (tmp_path / "p", tmp_path / "p.partial"):
-        assert commands("info", path)["kind"] == "unfinished predictions"
-        assert "unfinished predictions" in commands("verify", path, fails=True)
+        assert here("info", path)["kind"] == "unfinished predictions"
+        assert "unfinished predictions" in here("verify", path, fails=True)
     work = tmp_path / "m.partial"
     work.mkdir()
     (work / "ledger.jsonl").write_bytes(b"")
-    assert commands("info", tmp_path / "m")["kind"] == "unfinished model"
+    assert here("info", tmp_path / "m")["kind"] == "unfinished model"
     with pytest.raises(xs.StoreError, match=r"is an unfinished model.*give the same train command again"):
         xs.verify(tmp_path / "m")
     work = tmp_path / "d.xmc.partial"
     work.mkdir()
     (work / "ledger").write_bytes(b"")
-    assert commands("info", tmp_path / "d.xmc")["next"] == "give the same convert command again: it goes on"
+    assert here("info", tmp_path / "d.xmc")["next"] == "give the same convert command again: it goes on"
     with pytest.raises(xs.StoreError, match="unfinished dataset"):
         xs.verify(tmp_path / "d.xmc")
     xs.predict(trained, small, tmp_path / "done", 2)
-    told = commands("info", tmp_path / "done")
+    told = here("info", tmp_path / "done")
     assert (told["kind"], told["k"], told["n_samples"]) == ("predictions", 2, 1500)
 
 
-@pytest.mark.slow
-def test_a_script_that_is_run_twice_goes_on(small: Path, tmp_path: Path) -> None:
-    text = tmp_path / "t.txt"
-    text.write_text("3 4 2\n0 0:1 2:1\n1 1:3 2:4\n0 0:1 3:1\n")
-    script = """
-import xmc_stream as xs
-data = xs.convert("t.txt", "d.xmc")
-xs.PPDSparse(memory_limit="1GB").fit(data, model="m")
-try:
-    xs.predict("m", "d.xmc", "p", 1)
-except xs.InputError as error:
-    print(error)
-"""
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, env=environment()
-        ).stdout
-        for _ in range(2)
-    ]
-    assert said == ["", "p exists: give another name, or overwrite=True to replace it\n"]
+def script(folder: str) -> None:
+    """What stands in a script, in a process of its own."""
+    os.chdir(folder)
+    data = xs.convert("t.txt", "d.xmc")
+    xs.PPDSparse(memory_limit="1GB").fit(data, model="m")
+    try:
+        xs.predict("m", "d.xmc", "p", 1)
+    except xs.InputError as error:
+        print(error)
 
 
 @pytest.mark.slow
-def test_a_wrong_scheduler_is_one_line_of_a_command(small: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        cli_command("train", small, tmp_path / "m", "--scheduler", "tcp://127.0.0.1:9"), capture_output=True, text=True,
-        check=False, timeout=100, env=dict(os.environ) | environment(),
-    )  # fmt: skip
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+def test_a_script_that_is_run_twice_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("3 4 2\n0 0:1 2:1\n1 1:3 2:4\n0 0:1 3:1\n")
+    for said in ("", "p exists: give another name, or overwrite=True to replace it\n"):
+        with Forked(script, str(tmp_path)) as run:
+            assert run.wait() == 0, run.stderr
+            assert (run.stdout, run.stderr) == (said, "")
+
+
+@pytest.mark.slow
+def test_a_wrong_scheduler_is_one_line_of_a_command(small: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
+    line = commands("train", small, tmp_path / "m", "--scheduler", "tcp://127.0.0.1:9", fails=True)
     assert line.endswith("correct --scheduler")
     assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from xmc_stream.ppdsparse.kernels.groups import add_to_labels, shares_of_sides
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.problem import LEAST_LABELS, LossWeights, Problem, guide_weight
 from xmc_stream.ppdsparse.run import PPDSparseRun
+from xmc_stream.runtime.events import read_events
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.training.train import train as train_model
@@ -281,32 +282,25 @@ def test_what_groups_say_is_worked_out_in_float32() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_training_ends_as_the_undisturbed_one(
-    data: tuple[Path, Any, Any], tmp_path: Path, guided: LinearModel
+def test_a_killed_training_ends_as_the_undisturbed_one_and_groups_that_were_damaged_are_learned_again(
+    data: tuple[Path, Any, Any], tmp_path: Path
 ) -> None:
     more = ["--set", f"guide={WEIGHT}"]
     train(data[0], tmp_path / "whole", more=more)
-    killed = tmp_path / "killed"
+    killed, damaged = tmp_path / "killed", tmp_path / "damaged"
     assert kill_when(data[0], killed, '"key":"guide"', 0.0, more=more)
+    shutil.copytree(tmp_path / "killed.partial", tmp_path / "damaged.partial")
+    flip(tmp_path / "damaged.partial" / "guide" / "bias" / "c" / "0")
     assert train(data[0], killed, limit="600MB", threads=1, more=more)["resumed"]
-    assert xs.load_model(killed).digest() == xs.load_model(tmp_path / "whole").digest()
-
-
-@pytest.mark.slow
-def test_groups_that_were_damaged_are_learned_again(data: tuple[Path, Any, Any], tmp_path: Path) -> None:
-    more = ["--set", f"guide={WEIGHT}"]
-    train(data[0], tmp_path / "whole", more=more)
-    killed = tmp_path / "killed"
-    assert kill_when(data[0], killed, '"key":"guide"', 0.0, more=more)
-    flip(killed.with_name("killed.partial") / "guide" / "bias" / "c" / "0")
-    train(data[0], killed, more=more)
-    assert xs.load_model(killed).digest() == xs.load_model(tmp_path / "whole").digest()
+    assert train(data[0], damaged, more=more)["resumed"]
+    for model, again in ((killed, 0), (damaged, 1)):
+        events = [event["job"] for event in read_events(model / "events.jsonl") if event["event"] == "again"]
+        assert events == ["guide"] * again
+        assert xs.load_model(model).digest() == xs.load_model(tmp_path / "whole").digest()
 
 
 @pytest.mark.parametrize("array", ["groups", "bias", "weights/data", "weights/indices", "weights/indptr"])
 def test_damaged_groups_are_found(guided: LinearModel, data: tuple[Path, Any, Any], tmp_path: Path, array: str) -> None:
-    import shutil
-
     path = tmp_path / "m"
     shutil.copytree(guided.path, path)
     assert not damage(path)
@@ -370,7 +364,7 @@ def test_fewer_clusterings_in_a_pass_change_nothing(data: tuple[Path, Any, Any],
     assert written[0] == written[1]
 
 
-def test_a_label_of_every_row_comes_first(commands: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_label_of_every_row_comes_first() -> None:
     X, Y = random_problem()
     Y = sp.csr_matrix(sp.hstack([Y, np.ones((Y.shape[0], 1))]), dtype=np.float32)
     for guide in (0.0, WEIGHT):
