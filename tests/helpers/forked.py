@@ -95,10 +95,13 @@ def run_forked(*words: Any) -> str:
         return run.stdout
 
 
-def forked_commands(*several: Sequence[Any]) -> list[tuple[int, str, str]]:
-    """Commands one after another in one process: the exit code of each, and its stdout and stderr."""
+def forked_commands(*several: Sequence[Any], seconds: float | None = None) -> list[tuple[int, str, str]]:
+    """Commands one after another in one process: the exit code of each, and its stdout and stderr.
+
+    seconds: that all of them may take.
+    """
     with Forked(_commands, [[str(word) for word in words] for words in several]) as run:
-        assert run.wait() == 0, run.stderr
+        assert run.wait(seconds) == 0, (run.poll(), several, run.stderr)
         return [tuple(ended) for ended in json.loads(run.stdout)]
 
 
