@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ from xmc_stream.system.stop import StoppedError, wanted_while
 LIMIT: dict[str, Any] = {"memory_limit": "2GB"}
 
 
-def run_beside(job: Job, at: int, how: str) -> Receipt:
-    """What a job gives whose first copy is held at its look number `at`.
+def run_beside(job: Job, at: int, how: str, held: list[str]) -> Receipt:
+    """What a job gives whose first copy is held at its look number `at`; held: gets the keys of those that were.
 
     how: "goes on" when the second copy has run, and learns nothing of it; "stops" then; "stops early", while the second one
     is held at its look number `at`.
@@ -59,6 +60,7 @@ def run_beside(job: Job, at: int, how: str) -> Receipt:
     def first_wanted() -> bool:
         looks[0] += 1
         if looks[0] == at:
+            held.append(job.key)
             other.start()
             assert is_there.wait(60)
             if how != "stops early":
@@ -90,57 +92,84 @@ def run_all(loop: Loop, run: Callable[[Job], Receipt]) -> Receipt:
         receipts = [run(job) for job in phase.jobs]
 
 
-@pytest.fixture
-def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Path, Path | None, dict[str, Any]]]:
-    """Sources, files of labels and options of conversions, whose phases together are all that there are."""
-    cut_into(monkeypatch, 20_000)
-    write_jsonl(tmp_path / "in.jsonl", documents(300))
-    (tmp_path / "in.svm").write_bytes(b"\n".join([*lines_of(300, 1), b""]))
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((300, 5), np.float32))
+@dataclass(frozen=True)
+class Input:
+    """What a conversion is given, and the fingerprint of what it makes where nothing disturbs it."""
+
+    path: Path
+    options: dict[str, Any]
+    fingerprint: str
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
+    """Conversions whose phases together are all that there are."""
+    folder = tmp_path_factory.mktemp("inputs")
+    write_jsonl(folder / "in.jsonl", documents(150))
+    (folder / "in.svm").write_bytes(b"\n".join([*lines_of(300, 1), b""]))
+    np.save(folder / "x.npy", np.random.default_rng(0).random((150, 5), np.float32))
     for what, n in (("feature", 40), ("label", 9)):
-        (tmp_path / f"{what}s").write_text("".join(f"{what} {i}\n" for i in range(n)))
-    names = {"label_names": tmp_path / "labels", "feature_names": tmp_path / "features"}
-    text = TextOptions(id_field="uid")
-    return {
-        "text": (tmp_path / "in.jsonl", None, {"text": text, "beside": [tmp_path / "x.npy"]}),
-        "hashed": (tmp_path / "in.jsonl", None, {"text": TextOptions(hash_features=2**10)}),
-        "names": (tmp_path / "in.svm", None, names),
+        (folder / f"{what}s").write_text("".join(f"{what} {i}\n" for i in range(n)))
+    names = {"label_names": folder / "labels", "feature_names": folder / "features"}
+    given: dict[str, tuple[str, dict[str, Any]]] = {
+        "text": ("in.jsonl", {"text": TextOptions(id_field="uid"), "beside": [folder / "x.npy"]}),
+        "hashed": ("in.jsonl", {"text": TextOptions(hash_features=2**10)}),
+        "names": ("in.svm", names),
     }
+    return {
+        kind: Input(
+            folder / name,
+            options,
+            xs.convert(folder / name, folder / f"{kind}.xmc", columns=True, **LIMIT, **options).fingerprint,
+        )
+        for kind, (name, options) in given.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def sets(inputs: dict[str, Input]) -> tuple[xs.Dataset, xs.Dataset, xs.Dataset]:
+    """Two datasets, and the one that they grow to where nothing disturbs it."""
+    path = inputs["text"].path
+    folder = path.parent
+    (folder / "pairs").write_text("0 1\n2 0\n")
+    more: dict[str, Any] = {"observed": folder / "pairs", **LIMIT}
+    old = xs.convert(path, folder / "old.xmc", text=TextOptions(id_field="uid"), **more)
+    grows = write_jsonl(folder / "new.jsonl", documents(100, 1))
+    new = xs.convert(grows, folder / "new.xmc", like=old, new_labels=True, **more)
+    return old, new, xs.append(old, new, folder / "grown.xmc", columns=True, **LIMIT)
 
 
 @pytest.mark.parametrize("at", [2, 4])
 @pytest.mark.parametrize("how", ["goes on", "stops", "stops early"])
 @pytest.mark.parametrize("kind", ["text", "hashed", "names"])
 def test_a_late_copy_of_a_job_leaves_what_is_finished(
-    kind: str, at: int, how: str, tmp_path: Path, inputs: dict[str, Any]
+    kind: str, at: int, how: str, tmp_path: Path, inputs: dict[str, Input], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, labels, options = inputs[kind]
-    undisturbed = xs.convert(path, tmp_path / "here.xmc", labels=labels, columns=True, **LIMIT, **options)
-    source = open_source(path, ConvertOptions(labels=labels, **options), None)
+    given, held = inputs[kind], list[str]()
+    cut_into(monkeypatch, 10_000)
+    source = open_source(given.path, ConvertOptions(**given.options), None)
     plan = plan_memory(source, 2**30, 1)
     work = tmp_path / "work"
     run = ConversionRun(source, work, ConvertOptions(columns=True), None, plan, {})
-    run_all(run.loop(), lambda job: run_beside(job, at, how))
-    assert xs.open_dataset(run.store).fingerprint == undisturbed.fingerprint
+    run_all(run.loop(), lambda job: run_beside(job, at, how, held))
+    assert xs.open_dataset(run.store).fingerprint == given.fingerprint
     assert xs.verify(run.store)["damage"] == []
     assert not [*work.rglob("*.partial")]
+    assert {"read/00001", "write/X/data"} <= set(held)
 
 
 @pytest.mark.parametrize("at", [2, 4])
 @pytest.mark.parametrize("how", ["goes on", "stops", "stops early"])
-def test_a_late_copy_of_a_job_of_append(at: int, how: str, tmp_path: Path, inputs: dict[str, Any]) -> None:
-    path, _, _ = inputs["text"]
-    (tmp_path / "pairs").write_text("0 1\n2 0\n")
-    options = {"text": TextOptions(id_field="uid"), "observed": tmp_path / "pairs", **LIMIT}
-    old = xs.convert(path, tmp_path / "old.xmc", **options)
-    new = xs.convert(write_jsonl(tmp_path / "new.jsonl", documents(200, 1)), tmp_path / "new.xmc", like=old, new_labels=True,
-                     observed=tmp_path / "pairs", **LIMIT)  # fmt: skip
-    undisturbed = xs.append(old, new, tmp_path / "here.xmc", columns=True, **LIMIT)
-    work = tmp_path / "work"
-    run_all(_Sets((old, new), True, 2**26, "").loop(work), lambda job: run_beside(job, at, how))
+def test_a_late_copy_of_a_job_of_append(
+    at: int, how: str, tmp_path: Path, sets: tuple[xs.Dataset, xs.Dataset, xs.Dataset]
+) -> None:
+    old, new, undisturbed = sets
+    work, held = tmp_path / "work", list[str]()
+    run_all(_Sets((old, new), True, 2**26, "").loop(work), lambda job: run_beside(job, at, how, held))
     assert xs.open_dataset(work / "store").fingerprint == undisturbed.fingerprint
     assert xs.verify(work / "store")["damage"] == []
     assert not [*work.rglob("*.partial")]
+    assert {"join/match", "join/X/rows/data"} <= set(held)
 
 
 def test_what_killed_copies_left_goes_when_the_run_goes_on(tmp_path: Path) -> None:
