@@ -97,7 +97,7 @@ def at_once(sets: list[Rows], named: bool) -> Rows:
     return np.concatenate([X for X, _, _ in sets]), Y, names
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(several(), st.booleans())
 def test_what_grew_is_what_a_conversion_of_all_rows_gives(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[Rows], bool], columns: bool

@@ -174,7 +174,7 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.system.memory import peak_resident
 model, X, limit = xs.load_model(sys.argv[1]), sp.load_npz(sys.argv[2]), int(sys.argv[3])
-for _ in range(3):
+for _ in range(2):
     model.predict_topk(X, 5, memory_limit=limit, threads=1)
 from xmc_stream.models import held
 print(json.dumps([peak_resident(), "xmc_stream.runtime.engine" in sys.modules, len(held._kept)]))
@@ -185,7 +185,7 @@ print(json.dumps([peak_resident(), "xmc_stream.runtime.engine" in sys.modules, l
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_limit_holds_and_what_does_not_fit_goes_to_an_engine(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    n, d, k = 3000, 2000, 8000  # 64 MB of weights
+    n, d, k = 500, 2000, 8000  # 64 MB of weights
     X = sp.random(n, d, 0.05, format="csr", dtype=np.float32, random_state=0)
     sp.save_npz(tmp_path / "X.npz", X)
     Y = sp.csr_matrix((np.ones(n, np.float32), rng.integers(0, k, n), np.arange(n + 1)), shape=(n, k))

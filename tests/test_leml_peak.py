@@ -21,8 +21,8 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset
 
 N, D, PER_ROW, K = 80_000, 33_000, 300, 100
-STEPS = 5  # of conjugate gradients: each has a product with X
-SETTINGS = {"rank": 16, "lam": 1.0, "alternations": 1, "cg": STEPS, "cg_tol": 0.0, "held_out": 0.0}
+STEPS = 3  # of conjugate gradients: each has a product with X
+SETTINGS = {"rank": 8, "lam": 1.0, "alternations": 1, "cg": STEPS, "cg_tol": 0.0, "held_out": 0.0}
 OPTIONS = ["--solver", "leml", "--threads", "2", *(f"--set={name}={value}" for name, value in SETTINGS.items())]
 
 COMMAND = """

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,8 +98,10 @@ def test_the_short_form_plans_training_and_other_commands_are_refused(small: Pat
 
 
 @pytest.mark.slow
-def test_a_limit_that_cannot_work_is_answered_with_one_that_does(small: Path, cli: Cli, tmp_path: Path) -> None:
-    refused = cli("plan", small, "--memory-limit", "150MB", "--threads", 1, fails=True)
+def test_a_limit_that_cannot_work_is_answered_with_one_that_does(
+    small: Path, cli: Cli, commands: Cli, tmp_path: Path
+) -> None:
+    refused = commands("plan", small, "--memory-limit", "150MB", "--threads", 1, fails=True)
     assert "needs" in refused
     (least,) = re.findall(r"set --memory-limit to (\d+)MB or more$", refused)
     enough = 10**6 * int(least) + 2_000_000  # processes differ by a few pages
@@ -110,21 +109,17 @@ def test_a_limit_that_cannot_work_is_answered_with_one_that_does(small: Path, cl
 
 
 @pytest.mark.slow
-def test_conversion_is_foreseen(tmp_path: Path) -> None:
+def test_conversion_is_foreseen(tmp_path: Path, cli: Cli, commands: Cli) -> None:
     rng = np.random.default_rng(0)
     lines = [" ".join([f"{rng.integers(50)}", *(f"{j}:{rng.random():.4f}" for j in range(30))]) for _ in range(3000)]
     text = tmp_path / "train.txt"
     text.write_text("\n".join(["3000 30 50", *lines]) + "\n")
 
-    def told(*command: Any) -> dict[str, Any]:
-        """In a process of its own: the peak of this one is that of the tests before."""
-        words = [sys.executable, "-m", "xmc_stream.cli", *map(str, command), "--memory-limit", "512MB", "--json"]
-        return json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
-
-    told("plan", "convert", text, tmp_path / "out.xmc")  # compiles what was not, which takes memory of its own
-    foreseen = told("plan", "convert", text, tmp_path / "out.xmc")
+    words = (text, tmp_path / "out.xmc", "--memory-limit", "512MB")
+    commands("plan", "convert", *words)  # compiles what was not, which takes memory of its own
+    foreseen = commands("plan", "convert", *words)
     assert not (tmp_path / "out.xmc").exists()
-    done = told("convert", text, tmp_path / "out.xmc")
+    done = cli("convert", *words)
     assert (foreseen["n_samples"], foreseen["nnz_features"]) == (done["n_samples"], done["nnz_features"])
     assert foreseen["bytes_read"] == text.stat().st_size
     assert done["peak_rss"] <= foreseen["peak_rss"] <= 1.4 * done["peak_rss"]
