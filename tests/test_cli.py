@@ -39,20 +39,20 @@ def test_the_main_job(
     texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any], commands: Callable[..., Any]
 ) -> None:
     train, test, model, pred = (tmp_path / name for name in ("train.xmc", "test.xmc", "m.model", "pred.zarr"))
-    converted = cli("convert", texts[0], train, "--normalize", "l2", "--memory-limit", "512MB")
+    converted = commands("convert", texts[0], train, "--normalize", "l2", "--memory-limit", "512MB")
     assert set(CONVERT_KEYS.split()) <= set(converted)
-    cli("convert", texts[1], test, "--like", train)
+    commands("convert", texts[1], test, "--like", train)
     trained = cli("train", train, model, "--memory-limit", "512MB", "--set", "lam=0.02")
     assert set(TRAIN_KEYS.split()) <= set(trained)
     assert trained["params"]["lam"] == 0.02
     assert trained["peak_rss"] <= trained["memory_limit"] == 512_000_000
     assert trained["passes"] == 3
-    predicted = cli("predict", model, test, pred, "-k", 7, "--memory-limit", "512MB")
+    predicted = commands("predict", model, test, pred, "-k", 7, "--memory-limit", "512MB")
     assert set("predictions n_samples k seconds ms_per_sample peak_rss".split()) <= set(predicted)
-    figures = cli("evaluate", pred, test, "--train", train, "-k", 1, "-k", 3)
+    figures = commands("evaluate", pred, test, "--train", train, "-k", 1, "-k", 3)
     assert {"n_samples", "P@1", "nDCG@3", "R@1", "PSP@3", "PSnDCG@3"} <= set(figures)
     assert figures["P@1"] > 30
-    of_model = cli("evaluate", model, test, "--train", train, "-k", 1, "-k", 3)
+    of_model = commands("evaluate", model, test, "--train", train, "-k", 1, "-k", 3)
     every_score = {"macro_F1", "macro_F1_present", "hamming_loss", "average_auc"}
     assert {name: value for name, value in of_model.items() if name not in every_score} == figures
     assert set(of_model) - set(figures) == every_score
@@ -81,15 +81,14 @@ def test_predictions_as_npz_and_text_are_those_of_the_store(
 
 @pytest.mark.slow
 def test_errors_are_one_line_and_say_what_to_do(
-    small: Path, trained: Path, texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any],
-    commands: Callable[..., Any],
-) -> None:  # fmt: skip
+    small: Path, trained: Path, texts: tuple[Path, Path], tmp_path: Path, commands: Callable[..., Any]
+) -> None:
     commands("convert", texts[1], tmp_path / "other.xmc")
     assert "--like" in commands("predict", trained, tmp_path / "other.xmc", tmp_path / "p", fails=True)
     assert "convert" in commands("train", tmp_path / "none.xmc", tmp_path / "n", fails=True)
     assert "lambda" in commands("train", small, tmp_path / "n", "--set", "lambda=1", fails=True)
     assert "name=value" in commands("train", small, tmp_path / "n", "--set", "lam", fails=True)
-    assert "--memory-limit" in cli("train", small, tmp_path / "n", "--memory-limit", "100MB", fails=True)
+    assert "--memory-limit" in commands("train", small, tmp_path / "n", "--memory-limit", "100MB", fails=True)
     assert "--memory-limit" in commands("predict", trained, small, tmp_path / "n", "--memory-limit", "50MB", fails=True)
     assert "100MBB" in commands("train", small, tmp_path / "n", "--memory-limit", "100MBB", fails=True)
     assert "--overwrite" in commands("convert", texts[0], tmp_path / "other.xmc", fails=True)
