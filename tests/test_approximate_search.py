@@ -33,6 +33,7 @@ def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: P
     cuts = Cuts(classes=300, rows=600, solve_rows=1600, interval=520)
     pieces = fit_cut(xs.PPDSparse(threads=2, memory_limit=tight(), **change), small, tmp_path / "pieces", cuts)
     assert pieces.report_["class_blocks"] >= 4
+    assert pieces.report_["rounds"] == 3
     assert pieces.model_.digest() == whole.model_.digest()
     for name in ("search_work", "search_work_exact"):
         assert pieces.report_[name] == whole.report_[name]

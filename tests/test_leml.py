@@ -338,7 +338,7 @@ def test_a_label_without_pairs_and_rows_held_out_are_not_learned_from(tmp_path: 
     mask = np.random.default_rng(4).random((300, 6)) < 0.6
     mask[:, 2] = False
     for loss in LOSSES:
-        clf = fit(X, Y, tmp_path, sp.csr_matrix(mask), loss=loss, rank=3, alternations=2, held_out=0.3)
+        clf = fit(X, Y, tmp_path, sp.csr_matrix(mask), loss=loss, rank=3, cg=10, alternations=2, held_out=0.3)
         assert not clf.model_.factors()[1][2].any()
         assert 50 < clf.report_["n_held_out"] < 130
         assert 0 < clf.report_["held_out_P@1"] <= 100
@@ -429,7 +429,17 @@ def test_rows_held_out_tell_when_to_stop_by_their_auc(tmp_path: Path) -> None:
     X, Y = problem(n=1500, k=30)
     for loss in ("squared", "logistic"):
         clf = fit(
-            X, Y, tmp_path, loss=loss, rank=3, lam=1e-3, alternations=9, held_out=0.3, criterion="auc", patience=1
+            X,
+            Y,
+            tmp_path,
+            loss=loss,
+            rank=3,
+            lam=1e-3,
+            cg=10,
+            alternations=9,
+            held_out=0.3,
+            criterion="auc",
+            patience=1,
         )
         aucs = [entry["held_out_auc"] for entry in clf.report_["history"]]
         assert aucs.index(max(aucs)) + 1 == clf.report_["best_pass"]

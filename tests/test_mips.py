@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from helpers.compiler import unless_plain
+from helpers.compiler import needs_compiler, unless_plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -114,6 +114,7 @@ def test_answers_do_not_depend_on_threads(kind: type[Any], monkeypatch: pytest.M
     assert same(*answers)
 
 
+@needs_compiler
 def test_recall_is_high_and_all_oracles_agree_on_scores() -> None:
     W, X = low_rank(600, 500, 300)
     truth = Exact(vectors_of(W)).query(rows_of(X), nobody(300))
@@ -152,6 +153,7 @@ def test_a_search_looks_past_what_is_excluded() -> None:
     assert (found.scores >= truth.scores).mean() >= 0.9
 
 
+@needs_compiler
 def test_a_graph_that_is_changed_finds_as_much_as_a_new_one() -> None:
     W, X = low_rank(500, 400, 200)
     rng = np.random.default_rng(0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import text_files
+from helpers.forked import Forked
 
 import xmc_stream as xs
 from xmc_stream.convert.formats.beside import store_names
 from xmc_stream.convert.options import TextOptions
+from xmc_stream.convert.tfidf import vocabulary, weigh
 from xmc_stream.errors import InputError
+from xmc_stream.runtime import making
 from xmc_stream.store.names import Names
 
 CLI = Callable[..., Any]
@@ -110,32 +113,38 @@ def test_a_string_is_no_list_of_letters(trained_on_text: Path) -> None:
         TextOptions(text_fields="text")  # type: ignore[arg-type]
 
 
+def killed_in(job: str, source: Path, out: Path) -> None:
+    """Convert, in a process that ends at the end of a job of this class, or when the dataset is to be published."""
+
+    def killed(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def ends(self: Any) -> None:
+            run(self)
+            os._exit(9)
+
+        return ends
+
+    def late(store: Path, _: Path) -> None:
+        end = time.monotonic() + 60
+        while (store.parent / "pieces").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        os._exit(9)
+
+    if job == "publish":
+        making.publish = late
+    elif job != "none":
+        of = getattr(weigh if job == "Weigh" else vocabulary, job)
+        of.run = killed(of.run)
+    xs.convert(source, out, memory_limit="2GB")
+
+
 @pytest.mark.slow
 def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None:
     """Killed in each of its phases in turn, it ends with the dataset of a run in one go."""
     source = text_files.write_jsonl(tmp_path / "in.jsonl", text_files.documents(300))
     whole = xs.convert(source, tmp_path / "whole.xmc", memory_limit="2GB")
-    script = (
-        "import importlib, os, sys, time, xmc_stream as xs\n"
-        "from xmc_stream.convert.tfidf.vocabulary import ChooseFeatures, ChooseLabels, Merge\n"
-        "from xmc_stream.convert.tfidf.weigh import Weigh\n"
-        "def killed(before):\n"
-        "    def run(self):\n"
-        "        before(self)\n"
-        "        os._exit(9)\n"
-        "    return run\n"
-        "job = globals().get(sys.argv[3])\n"
-        "if job: job.run = killed(job.run)\n"
-        "def late(store, target):\n"
-        "    end = time.monotonic() + 60\n"
-        "    while (store.parent / 'pieces').exists() and time.monotonic() < end: time.sleep(0.01)\n"
-        "    os._exit(9)\n"
-        "if sys.argv[3] == 'publish': importlib.import_module('xmc_stream.runtime.making').publish = late\n"
-        "xs.convert(sys.argv[1], sys.argv[2], memory_limit='2GB')\n"
-    )
     for job in ("Merge", "ChooseFeatures", "ChooseLabels", "Weigh", "publish", "none"):
-        command = [sys.executable, "-c", script, str(source), str(tmp_path / "cut.xmc"), job]
-        assert subprocess.run(command, check=False).returncode == (0 if job == "none" else 9)
+        with Forked(killed_in, job, source, tmp_path / "cut.xmc") as run:
+            assert run.wait() == (0 if job == "none" else 9), run.stderr
         assert (tmp_path / "cut.xmc").exists() == (job == "none")
         assert (tmp_path / "cut.xmc.partial" / "pieces").exists() == (job not in ("publish", "none"))
     assert xs.open_dataset(tmp_path / "cut.xmc").fingerprint == whole.fingerprint
