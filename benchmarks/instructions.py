@@ -35,6 +35,7 @@ OF = {
     "prefetch": ["rounds", "all rows", "pd-sparse", "group lasso", "lsh", "leml"],
     "popcount": ["rounds", "lsh"], "above": ["rounds"], "at_most": ["lsh"], "product": ["lsh"], "total": ["group lasso"],
     "soft_product": ["dense rows"], "soft_lines": ["all rows"], "add_to_lines": ["all rows"], "lane_step": ["all rows"],
+    "add_to_lines lane_step": ["all rows"],
     "references": ["rounds", "pd-sparse", "group lasso"],
 }  # fmt: skip
 LANES = 16
@@ -138,14 +139,15 @@ def lane_step(
 
 
 def fit(name: str, plain: str, folder: Path) -> None:
-    """Print the processor seconds of a fit, in this process. plain: the instruction that loops stand for, "" for none."""
+    """Print the processor seconds of a fit, in this process. plain: the instructions that loops stand for, "" for none."""
     from xmc_stream.kernels import instructions, intrinsics
     from xmc_stream.kernels.jit import kernel
 
     if plain == "references":
         intrinsics.UNCOUNTED = {}
-    elif plain:
-        setattr(instructions, plain, kernel(globals()[plain]))  # before any kernel takes it from there
+    else:
+        for one in plain.split():
+            setattr(instructions, one, kernel(globals()[one]))  # before any kernel takes it from there
     import xmc_stream as xs
 
     of, method, options = FITS[name]
@@ -182,13 +184,13 @@ def main(folder: Path, names: tuple[str, ...], fits: str, plain: str) -> None:
         fit(fits, plain, folder)
         return
     known: dict[str, float] = {}
-    print(f"{'instruction':14} {'training':12} {'with it':>8} {'plain':>8} {'plain / with':>13}")
+    print(f"{'instruction':22} {'training':12} {'with it':>8} {'plain':>8} {'plain / with':>13}")
     for name in names or OF:
         for of in OF[name]:
             if of not in known:
                 known[of] = seconds(of, "", folder)
             other = seconds(of, name, folder)
-            print(f"{name:14} {of:12} {known[of]:8.2f} {other:8.2f} {other / known[of]:13.2f}", flush=True)
+            print(f"{name:22} {of:12} {known[of]:8.2f} {other:8.2f} {other / known[of]:13.2f}", flush=True)
 
 
 if __name__ == "__main__":
