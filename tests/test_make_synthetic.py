@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from sklearn.datasets import load_svmlight_file
 from sklearn.svm import LinearSVC
 
@@ -28,6 +29,7 @@ from xmc_stream.store.new_dataset import new_dataset
 ROOT = Path(__file__).parent.parent
 TOOL = ROOT / "tools" / "make_synthetic.py"
 SMALL: dict[str, Any] = {"n_features": 2000, "n_labels": 50, "features_per_sample": 40, "labels_per_sample": 2}
+TREE: dict[str, Any] = {"n_features": 5000, "n_labels": 500, "features_per_sample": 40, "tree": 3}
 
 
 def load() -> ModuleType:
@@ -66,9 +68,23 @@ def parse(path: Path) -> tuple[list[int], list[list[int]], list[dict[int, np.flo
     return header, labels, features
 
 
-def test_seed_decides(tmp_path: Path) -> None:
+def family(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the parent and of the grandparent of each label of a set made with TREE and seed 0."""
+    generator = tree_generator()
+    rank = np.argsort(generator._label_ids)
+    assert data.n_labels == len(rank)
+    return rank % generator._nodes[2], rank % generator._nodes[1]
+
+
+def tree_generator() -> Any:
+    return tool._TreeGenerator(5000, 500, 40, 3, 0, True, 3)
+
+
+@pytest.mark.parametrize("tree", [None, 3])
+def test_seed_decides(tmp_path: Path, tree: int | None) -> None:
     def fingerprint(name: str, seed: int) -> str:
-        return open_dataset(tool.make_synthetic(tmp_path / name, n_samples=500, seed=seed, **SMALL)).fingerprint
+        sizes = {**SMALL, "n_samples": 500, "tree": tree}
+        return open_dataset(tool.make_synthetic(tmp_path / name, seed=seed, **sizes)).fingerprint
 
     assert fingerprint("a.xmc", 0) == fingerprint("b.xmc", 0) != fingerprint("c.xmc", 1)
 
@@ -121,12 +137,13 @@ def test_words_of_json_lines_are_the_features(tmp_path: Path) -> None:
     assert sum(map(len, words)) > 1.02 * np.count_nonzero(X)  # some stand more than once
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_threads_do_not_show(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "tree"), [("a.txt", None), ("a.jsonl", None), ("a.txt", 3)])
+def test_threads_do_not_show(tmp_path: Path, name: str, tree: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = []
     for threads in (1, 2, 5):
         monkeypatch.setattr(tool, "THREADS", threads)
-        contents.append(tool.make_synthetic(tmp_path / name, n_samples=5000, overwrite=True, **SMALL).read_bytes())
+        sizes = {**SMALL, "n_samples": 5000, "tree": tree, "overwrite": True}
+        contents.append(tool.make_synthetic(tmp_path / name, **sizes).read_bytes())
     assert contents[0] == contents[1] == contents[2]
 
 
@@ -165,8 +182,9 @@ def test_a_logical_store_is_its_rows_repeated_on_the_disk_of_one(tmp_path: Path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a-test.xmc", "a.xmc", "few.xmc"]
 
 
-def test_rows_are_sorted_unique_and_normalised(tmp_path: Path) -> None:
-    data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=3000, **SMALL))
+@pytest.mark.parametrize("tree", [None, 1, 2, 5])
+def test_rows_are_sorted_unique_and_normalised(tmp_path: Path, tree: int | None) -> None:
+    data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=3000, tree=tree, **SMALL))
     for matrix in (data.X_rows(), data.Y_rows()):
         block = matrix.block(0, 3000)
         rows = np.repeat(np.arange(3000), np.diff(block.indptr))
@@ -201,9 +219,11 @@ def test_size_gives_the_bytes_of_x(tmp_path: Path) -> None:
     assert data.X_rows().nnz * 8 == pytest.approx(4e6, rel=0.03)
 
 
+@pytest.mark.parametrize("tree", [None, 1])
 @pytest.mark.parametrize(("per_sample", "n_features"), [(1, 4), (3, 20_000), (3000, 20_000)])
-def test_extreme_lengths(tmp_path: Path, per_sample: int, n_features: int) -> None:
+def test_extreme_lengths(tmp_path: Path, per_sample: int, n_features: int, tree: int | None) -> None:
     sizes = {"n_features": n_features, "n_labels": 1, "features_per_sample": per_sample, "labels_per_sample": 1}
+    sizes |= {"tree": tree} if tree else {}
     data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=200, **sizes))
     assert data.X_rows().nnz == pytest.approx(200 * per_sample, rel=0.3 if per_sample < 3 else 0.1)
     assert (data.label_counts() == 200).all()
@@ -217,6 +237,97 @@ def test_a_linear_model_learns(tmp_path: Path) -> None:
     models = [LinearSVC(C=1.0, dual=False, tol=0.1, random_state=0).fit(X, y) for y in Y.T]
     best = np.argmax([model.decision_function(X_test) for model in models], axis=0)
     assert 0.5 < Y_test[np.arange(1000), best].mean() < 0.95
+
+
+def test_a_row_of_a_tree_depends_on_its_number_alone() -> None:
+    def rows(step: int, n: int, split: int = 0) -> list[np.ndarray]:
+        generator = tree_generator()
+        generator.block_rows = step
+        blocks = list(generator.blocks(split, n))
+        lengths = [[np.diff(block[i]) for block in blocks] for i in (0, 3)]
+        return [np.concatenate(parts) for parts in (*lengths, *([block[i] for block in blocks] for i in (1, 2, 4)))]
+
+    few, many = rows(97, 1000), rows(640, 2000)
+    for a, b in zip(few, many, strict=True):
+        np.testing.assert_array_equal(a, b[: len(a)])
+    assert len(many[2]) > len(few[2])
+    assert not np.array_equal(few[0], rows(97, 1000, split=1)[0])
+
+
+@pytest.mark.parametrize(("n_labels", "tree"), [(500, 3), (50, 1), (64, 6), (1, 1)])
+def test_each_label_of_a_tree_has_a_row(tmp_path: Path, n_labels: int, tree: int) -> None:
+    sizes = {**TREE, "n_labels": n_labels, "tree": tree, "labels_per_sample": 1}
+    data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=n_labels, **sizes))
+    assert data.label_counts().min() >= 1
+    assert data.Y_rows().nnz == pytest.approx(n_labels, rel=0.05)
+    assert data.attributes["source"] == {"generator": "make_synthetic", "seed": 0, "tree": tree}
+
+
+@pytest.mark.parametrize(
+    ("n_labels", "depth"), [(1, 1), (2, 1), (500, 3), (4096, 3), (4096, 12), (9924, 12), (10**6, 4)]
+)
+def test_trees_are_balanced(n_labels: int, depth: int) -> None:
+    nodes = tool._TreeGenerator(1000, n_labels, 4, 1, 0, True, depth)._nodes
+    assert (nodes[0], nodes[-1], len(nodes)) == (1, n_labels, depth + 1)
+    assert not (nodes[1:-1] % nodes[:-2]).any()
+    branches = nodes[1:] / nodes[:-1]
+    if n_labels > 1:
+        assert 2 <= branches.min() <= branches.max() < 2 * branches.min()
+
+
+def test_siblings_occur_together(tmp_path: Path) -> None:
+    data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=4000, **TREE))
+    Y = dense(data)[1].astype(np.float32)
+    pairs = Y.T @ Y
+    np.fill_diagonal(pairs, 0)
+    by_chance = np.outer(Y.sum(axis=0), Y.sum(axis=0))
+    np.fill_diagonal(by_chance, 0)
+    parent, above = family(data)
+    siblings, cousins = parent[:, None] == parent, above[:, None] == above
+    shares = [pairs[which].sum() / pairs.sum() for which in (siblings, cousins)]
+    chances = [by_chance[which].sum() / by_chance.sum() for which in (siblings, cousins)]
+    assert shares[0] > 0.4 > 20 * chances[0]
+    assert shares[1] > 0.7 > 3 * chances[1]
+    assert (parent[1:] == parent[:-1]).mean() < 0.05  # ids tell nothing
+
+
+def test_rows_of_siblings_share_features(tmp_path: Path) -> None:
+    data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=1500, **TREE))
+    X, Y = dense(data)
+    parent, above = family(data)
+    relatives = [Y, Y @ np.eye(64, dtype=bool)[parent], Y @ np.eye(8, dtype=bool)[above]]
+    one = relatives[1].sum(axis=1) == 1  # rows whose labels are of one parent
+    same_label, same_parent, same_grandparent = (of[one] @ of[one].T for of in relatives)
+    alike = X[one] @ X[one].T
+    siblings, cousins = alike[same_parent & ~same_label].mean(), alike[same_grandparent & ~same_parent].mean()
+    assert siblings > 1.5 * cousins > 1.5**2 * alike[~same_grandparent].mean()
+
+
+def test_weights_of_a_tree_are_those_of_its_words(tmp_path: Path) -> None:
+    data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=20_000, **TREE))
+    often = data.feature_counts() / 20_000
+    idf = tree_generator()._idf
+    assert np.abs(idf - np.log1p(1 / often))[often > 0.01].mean() < 0.1
+    ranked = np.sort(often)[::-1]
+    slope, _ = np.polyfit(np.log(np.arange(30, 3000)), np.log(ranked[30:3000]), 1)
+    assert -1.5 < slope < -0.5  # a power law
+    assert 0.25 < ranked[0] < 0.6
+
+
+def test_labels_of_a_tree_are_learnt(tmp_path: Path) -> None:
+    path = tool.make_synthetic(tmp_path / "a.xmc", n_samples=4000, n_test_samples=500, **TREE)
+    X, Y = dense(open_dataset(path))
+    X_test, Y_test = dense(open_dataset(tmp_path / "a-test.xmc"))
+    centres = Y.T.astype(np.float32) @ X
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    best = (X_test @ centres.T).argmax(axis=1)
+    assert 0.6 < Y_test[np.arange(500), best].mean() < 0.97
+
+
+def test_help_tells_of_the_tree() -> None:
+    said = CliRunner().invoke(tool.main, ["--help"]).output
+    assert "--tree DEPTH" in said
+    assert "each has a training row" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(
@@ -235,6 +346,10 @@ def test_a_linear_model_learns(tmp_path: Path) -> None:
         ({"logical": "0", "size": "1MB", "n_samples": None}, "logical 0 is 0 times"),
         ({"logical": "9000TB", "size": "1MB", "n_samples": None}, "not 1 to"),
         ({"logical": "many", "size": "1MB", "n_samples": None}, "many"),
+        ({"tree": 0}, "--tree 0 is not between 1 and 5"),
+        ({"tree": 6, "n_samples": 50}, "--tree 6 is not between 1 and 5"),
+        ({"tree": 2, "n_samples": 49}, "49 rows are fewer than 50 labels"),
+        ({"tree": 2, "n_labels": 10**6, "logical": "2", "size": "1MB", "n_samples": None}, "fewer than 1000000 labels"),
     ],
 )
 def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
