@@ -113,8 +113,8 @@ def add_to_lines(indices: Any, values: Any, begin: Any, end: Any, steps: Any, v:
 
 
 def lane_step(
-    i: Any, awake: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any, alpha: Any, sums: Any,
-    met: Any,
+    i: Any, awake: Any, least: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any, alpha: Any,
+    sums: Any, met: Any,
 ) -> Any:  # fmt: skip
     """Lane by lane."""
     zero, one, half, bits = np.float32(0), np.float32(1), np.float32(0.5), 0
@@ -126,7 +126,7 @@ def lane_step(
         g = sign * (sums[lane] / tau) - one + before * own
         curvature = square / tau + own
         after = min(max(before - g / curvature, zero), upper[side + lane] * weight)
-        if not (awake >> lane) & 1:
+        if not (awake >> lane) & 1 or abs(g) <= least:
             after = before
         step = after - before
         if step != zero:

@@ -181,7 +181,7 @@ def test_nothing_outside_asks_which_method_or_kind_it_has() -> None:
 
 
 def test_estimators_show_every_parameter() -> None:
-    for kind in (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST, xs.GroupLasso, xs.MEMOIR):
+    for kind in (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST, xs.GroupLasso, xs.MEMOIR, xs.LabelTree):
         text = kind.__doc__ or ""
         for name in kind().get_params():
             assert f"\n{name} : " in text, (kind, name)

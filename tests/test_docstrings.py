@@ -20,7 +20,7 @@ from helpers.forked import Forked
 import xmc_stream as xs
 from xmc_stream.convert.options import TextOptions
 
-_ESTIMATORS = (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST, xs.GroupLasso, xs.MEMOIR)
+_ESTIMATORS = (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST, xs.GroupLasso, xs.MEMOIR, xs.LabelTree)
 _ERRORS = {name for name in xs.__all__ if name.endswith("Error")}
 _PUBLIC = {name: getattr(xs, name) for name in xs.__all__ if name not in {*_ERRORS, "errors", "__version__"}}
 _ROOT = Path(xs.__file__).parent.parent

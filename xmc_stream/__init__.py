@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from xmc_stream.datasets.select import select_features
     from xmc_stream.datasets.split import split
     from xmc_stream.datasets.verify import verify
-    from xmc_stream.estimators import CPLST, LEML, MEMOIR, GroupLasso, PDSparse, PPDSparse
+    from xmc_stream.estimators import CPLST, LEML, MEMOIR, GroupLasso, LabelTree, PDSparse, PPDSparse
     from xmc_stream.evaluation.calibrate import calibrate, uncalibrate
     from xmc_stream.evaluation.evaluate import evaluate
     from xmc_stream.mips.index import InnerProductIndex
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _HOME = {
     "CPLST": "xmc_stream.estimators",
     "GroupLasso": "xmc_stream.estimators",
+    "LabelTree": "xmc_stream.estimators",
     "MEMOIR": "xmc_stream.estimators",
     "LEML": "xmc_stream.estimators",
     "PDSparse": "xmc_stream.estimators",
@@ -73,6 +74,7 @@ _HOME = {
 __all__ = [
     "CPLST",
     "LEML",
+    "LabelTree",
     "MEMOIR",
     "ConvertOptions",
     "Dataset",

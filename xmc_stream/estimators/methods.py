@@ -22,6 +22,7 @@ from xmc_stream.models import Model
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.ppdsparse.parameters import DISMEC, PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.tree.parameters import TreeParameters
 
 
 class PPDSparse(Estimator, parameters=PPDSparseParameters):
@@ -285,6 +286,31 @@ class MEMOIR(Estimator, parameters=MEMOIRParameters):
     >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 20, axis=0))
     >>> clf = xs.MEMOIR(batch=10).fit(X, Y)
     >>> labels, scores = clf.predict_topk(X[[0, 20, 40]], k=1)
+    >>> labels.tolist()
+    [[0], [1], [2]]
+    """
+
+
+class LabelTree(Estimator, parameters=TreeParameters):
+    """A tree of labels: each row goes down it, so that training and prediction grow with the logarithm of the labels.
+
+    Labels with similar rows share a leaf (balanced 2-means of sums of their rows). A node c and a label k are linear
+    classifiers z = w.x + b, trained on the rows R of their parent: those with a label below it, and some of the others whose
+    beam reaches it. With y_i = 1 for rows with a label below, else -1, each minimises
+
+        lam ||w||_1 + 1/2 (||w||^2 + b^2) + C sum_{i in R} 1/2 max(0, 1 - y_i z_i)^2
+
+    with lam = 0 for nodes. A row goes on from the `beam` nodes of a level with the largest path S_c = S_parent - max(0, 1 -
+    z_c)^3. A label's score is -max(0, 1.3 - z)^3 + a S_leaf, see `docs/tree.md`. After Parabel (Prabhu et al., WWW 2018), Bonsai (Khandagale et
+    al., Machine Learning 2020) and PECOS XR-Linear (Yu et al., JMLR 2022).
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.LabelTree(max_leaf=2).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
     >>> labels.tolist()
     [[0], [1], [2]]
     """

@@ -28,6 +28,10 @@ PASSES = 1 << 42  # PD-Sparse: orders and draws of passes
 FEATURE_ORDER = 1 << 43  # group lasso: orders and draws of features
 ZERO_CLASSES = 1 << 44  # inner-product search: the zero class that answers a row
 LABEL_GROUPS = 1 << 45  # PPDSparse: rows and labels that a clustering of the labels begins from
+TREE_FEATURES = 1 << 46  # label tree: where features stand in the vectors of labels
+TREE_SPLITS = 1 << 47  # label tree: the two labels that a split begins from
+TREE_ROWS = 1 << 48  # label tree: which rows of a beam a node is trained on
+TREE_ORDERS = 1 << 49  # label tree: the seed of the visiting orders of some children of a node
 
 # in a list that seeds numpy's generator: seed, this, the first label of a unit
 STEPS = 0x3E01  # MEMOIR: the draws of a step, whose number stands in the place of the label

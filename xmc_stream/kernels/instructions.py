@@ -83,12 +83,12 @@ def add_to_lines(indices: Any, values: Any, begin: Any, end: Any, steps: Any, v:
 
 
 def lane_step(
-    i: Any, awake: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any, alpha: Any, sums: Any,
-    met: Any,
+    i: Any, awake: Any, least: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any, alpha: Any,
+    sums: Any, met: Any,
 ) -> Any:  # fmt: skip
     """A coordinate step of row i in each lane, see `lanecd.Lanes`; returns a bit for each lane whose alpha moved.
 
-    awake: bits of the lanes that may move. sums: the margins times tau; then what alpha moved by, times y. met: the largest
+    awake: bits of the lanes that may move, where |gradient| is above `least`. sums: the margins times tau; then what alpha moved by, times y. met: the largest
     |gradient| of a coordinate that moved, and what the dual objective gained, at least.
     """
     may_move, is_positive = ((int(bits) >> np.arange(LANES)) & 1 > 0 for bits in (awake, positive))
@@ -99,7 +99,7 @@ def lane_step(
     g = sign * (sums / tau) - np.float32(1) + before * own_h2
     curvature = square / tau + own_h2
     after = np.minimum(np.maximum(before - g / curvature, np.float32(0)), most)
-    after = np.where(may_move, after, before)
+    after = np.where(may_move & (np.abs(g) > least), after, before)
     moved = after != before
     step = after - before
     met[:LANES] = np.maximum(met[:LANES], np.where(moved, np.abs(g), np.float32(0)))

@@ -218,10 +218,11 @@ def _add_to_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: An
 
 @intrinsic
 def _lane_step(
-    typingctx: Any, i: Any, awake: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any, alpha: Any,
-    sums: Any, met: Any,
+    typingctx: Any, i: Any, awake: Any, least: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any,
+    alpha: Any, sums: Any, met: Any,
 ) -> Any:  # fmt: skip
-    numbers = i == types.int64 and square == weight == tau == types.float32 and awake == positive == types.uint16
+    floats = least == square == weight == tau == types.float32
+    numbers = i == types.int64 and floats and awake == positive == types.uint16
     if not (numbers and _are(types.float32, h2, upper, alpha, sums, met)):
         return None
 
@@ -236,34 +237,35 @@ def _lane_step(
             return builder.load(place(at, kind, ir.Constant(ir.IntType(64), line)), align=4)
 
         zero, half, one = (ir.Constant(_FLOATS, [value] * LANES) for value in (0.0, 0.5, 1.0))
-        square, weight, tau = (_in_all_lanes(builder, arguments[at]) for at in (2, 3, 4))
-        may_move, is_positive = (builder.bitcast(arguments[at], ir.VectorType(ir.IntType(1), LANES)) for at in (1, 5))
+        least_of, square, weight, tau = (_in_all_lanes(builder, arguments[at]) for at in (2, 3, 4, 5))
+        may_move, is_positive = (builder.bitcast(arguments[at], ir.VectorType(ir.IntType(1), LANES)) for at in (1, 6))
         sign = builder.select(is_positive, one, builder.fneg(one))
-        own_h2 = builder.fdiv(builder.select(is_positive, load(6, h2, 1), load(6, h2, 0)), weight)
-        most = builder.fmul(builder.select(is_positive, load(7, upper, 1), load(7, upper, 0)), weight)
-        before = builder.load(place(8, alpha, arguments[0]), align=4)
-        g = builder.fsub(builder.fmul(sign, builder.fdiv(load(9, sums, 0), tau)), one)
+        own_h2 = builder.fdiv(builder.select(is_positive, load(7, h2, 1), load(7, h2, 0)), weight)
+        most = builder.fmul(builder.select(is_positive, load(8, upper, 1), load(8, upper, 0)), weight)
+        before = builder.load(place(9, alpha, arguments[0]), align=4)
+        g = builder.fsub(builder.fmul(sign, builder.fdiv(load(10, sums, 0), tau)), one)
         g = builder.fadd(g, builder.fmul(before, own_h2))
         curvature = builder.fadd(builder.fdiv(square, tau), own_h2)
         after = builder.fsub(before, builder.fdiv(g, curvature))
         after = builder.select(builder.fcmp_ordered(">", after, zero), after, zero)
         after = builder.select(builder.fcmp_ordered("<", after, most), after, most)
+        size = builder.select(builder.fcmp_ordered("<", g, zero), builder.fneg(g), g)
+        may_move = builder.and_(may_move, builder.fcmp_ordered(">", size, least_of))
         after = builder.select(may_move, after, before)
         moved = builder.fcmp_ordered("!=", after, before)
-        size = builder.select(builder.fcmp_ordered("<", g, zero), builder.fneg(g), g)
         size = builder.select(moved, size, zero)
-        largest = load(10, met, 0)
+        largest = load(11, met, 0)
         largest = builder.select(builder.fcmp_ordered(">", size, largest), size, largest)
         step = builder.fsub(after, before)
         lost = builder.fmul(step, builder.fadd(g, builder.fmul(half, builder.fmul(curvature, step))))
         first, second = (ir.Constant(ir.IntType(64), line) for line in (0, 1))
-        builder.store(largest, place(10, met, first), align=4)
-        builder.store(builder.fsub(load(10, met, 1), lost), place(10, met, second), align=4)
-        builder.store(after, place(8, alpha, arguments[0]), align=4)
-        builder.store(builder.fmul(step, sign), place(9, sums, first), align=4)
+        builder.store(largest, place(11, met, first), align=4)
+        builder.store(builder.fsub(load(11, met, 1), lost), place(11, met, second), align=4)
+        builder.store(after, place(9, alpha, arguments[0]), align=4)
+        builder.store(builder.fmul(step, sign), place(10, sums, first), align=4)
         return builder.bitcast(moved, ir.IntType(LANES))
 
-    return types.uint16(i, awake, square, weight, tau, positive, h2, upper, alpha, sums, met), generate
+    return types.uint16(i, awake, least, square, weight, tau, positive, h2, upper, alpha, sums, met), generate
 
 
 def _are_entries(indices: Any, begin: Any, end: Any) -> bool:

@@ -37,6 +37,7 @@ KINDS = {
     "linear": "xmc_stream.linear.model:LinearModel",
     "low-rank": "xmc_stream.factors.model:LowRankModel",
     "row-sparse": "xmc_stream.grouplasso.model:RowSparseModel",
+    "tree": "xmc_stream.tree.model:TreeModel",
 }
 
 

@@ -96,11 +96,11 @@ def _compiling(seconds: float) -> str:
     return f"compiling kernels, once on this machine: about {duration(seconds)}"
 
 
-def train_a_few(run: Callable[..., Any], dataset: Dataset, name: str, parameters: Any) -> None:
-    """Train on a few rows, into a folder beside them. run: makes a run of the method."""
+def train_a_few(run: Callable[..., Any], dataset: Dataset, name: str, parameters: Any) -> Receipt:
+    """Train on a few rows, into a folder beside them; returns attributes of the model. run: makes a run of the method."""
     work, notes = dataset.path.with_name(f"{name}.partial"), Notes()
     begin_model(work)
-    run_here(run(dataset, work, parameters, 0, MemoryPlan(2**40, 256 * MIB, 1), notes).loop(), notes)
+    return run_here(run(dataset, work, parameters, 0, MemoryPlan(2**40, 256 * MIB, 1), notes).loop(), notes)
 
 
 @contextmanager

@@ -25,13 +25,23 @@ _AHEAD = 8  # rows: memory is asked for so many before it is needed
 _0, _1 = np.float32(0.0), np.float32(1.0)
 
 
+class Rest(NamedTuple):
+    """What is left alone: steps where |gradient| is at most `least`, rows that so many visits did not move (0: none is)."""
+
+    least: float
+    visits: int
+
+
+RESTLESS = Rest(0.0, 0)
+
+
 class Lanes(NamedTuple):
     """Some classes beside each other, and the work space of one thread.
 
     v (D LANES,): sum_i alpha_i y_i x_i. v0 (LANES,): the same of the bias feature. alpha (N LANES,). positive (N,): bit l
     is 1 where the row has the label of lane l. h2, upper (2 LANES,): of negatives, then of positives, see `Penalty`; exact:
-    upper in float64. order (N,): of an epoch. sums (LANES,). met (2 LANES,): the largest violation, and
-    what the dual objective gained.
+    upper in float64. order (N,): of an epoch. quiet (N,): visits of a row since it moved. sums (LANES,). met (2 LANES,): the
+    largest violation, and what the dual objective gained.
     """
 
     v: NDArray[np.float32]
@@ -42,6 +52,7 @@ class Lanes(NamedTuple):
     upper: NDArray[np.float32]
     exact: NDArray[np.float64]
     order: NDArray[np.int64]
+    quiet: NDArray[np.uint8]
     sums: NDArray[np.float32]
     met: NDArray[np.float32]
 
@@ -51,13 +62,14 @@ def new_lanes(n_samples: int, n_features: int) -> Lanes:
     few = [np.zeros(width, np.float32) for width in (LANES, 2 * LANES, 2 * LANES, LANES, 2 * LANES)]
     return Lanes(
         aligned_zeros((n_features * LANES,)), few[0], aligned_zeros((n_samples * LANES,)),
-        np.zeros(n_samples, np.uint16), few[1], few[2], np.zeros(2 * LANES), np.empty(n_samples, np.int64), few[3], few[4],
+        np.zeros(n_samples, np.uint16), few[1], few[2], np.zeros(2 * LANES), np.empty(n_samples, np.int64),
+        np.empty(n_samples, np.uint8), few[3], few[4],
     )  # fmt: skip
 
 
 def lanes_bytes(n_samples: int, n_features: int) -> int:
     """Of `new_lanes`."""
-    return 4 * LANES * (n_samples + n_features) + 10 * n_samples
+    return 4 * LANES * (n_samples + n_features) + 11 * n_samples
 
 
 @kernel
@@ -66,7 +78,7 @@ def begin_lanes(first: int, y: Labels, classes: NDArray[np.float64], penalty: Pe
 
     classes: `Times.classes` of all of y. A class without rows is none.
     """
-    v, v0, alpha, positive, h2, upper, exact, _, _, _ = lanes
+    v, v0, alpha, positive, h2, upper, exact, _, _, _, _ = lanes
     v[:], v0[:], alpha[:], positive[:] = _0, _0, _0, np.uint16(0)
     indptr, rows = y
     used = 0
@@ -85,14 +97,18 @@ def begin_lanes(first: int, y: Labels, classes: NDArray[np.float64], penalty: Pe
 
 
 @kernel
-def _descend(
-    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], lam: np.float32, tau: np.float32, bias: bool,
-    awake: np.uint16, lanes: Lanes,
-) -> None:  # fmt: skip
-    """Visit all rows once, as `order` has them. awake: bits of the lanes that move."""
+def visit_lanes(
+    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], penalty: Penalty, awake: np.uint16, n: int, rule: Rest,
+    lanes: Lanes,
+) -> int:  # fmt: skip
+    """Visit rows order[:n] in turn; returns how many of them stay awake, with which `order` then begins.
+
+    awake: bits of the lanes that move. squares: `row_squares` of x. rows: `Times.rows`.
+    """
     indptr, indices, values = x
-    v, v0, alpha, positive, h2, upper, _, order, sums, met = lanes
-    n = len(order)
+    v, v0, alpha, positive, h2, upper, _, order, quiet, sums, met = lanes
+    lam, tau, bias, least = np.float32(penalty.lam), np.float32(penalty.tau), penalty.bias, np.float32(rule.least)
+    n_awake = 0
     for t in range(n):
         i = order[t]
         soon = order[min(t + _AHEAD, n - 1)]
@@ -109,11 +125,19 @@ def _descend(
         soft_lines(indices, values, indptr[i], indptr[i + 1], v, lam, sums)
         for lane in range(LANES):
             sums[lane] += v0[lane]
-        if lane_step(i, awake, np.float32(squares[i]), weight, tau, positive[i], h2, upper, alpha, sums, met):
+        moved = lane_step(
+            i, awake, least, np.float32(squares[i]), weight, tau, positive[i], h2, upper, alpha, sums, met
+        )
+        if moved:
             if bias:
                 for lane in range(LANES):
                     v0[lane] += sums[lane]
             add_to_lines(indices, values, indptr[i], indptr[i + 1], sums, v)
+        if rule.visits:
+            quiet[i] = 0 if moved else quiet[i] + 1
+            order[n_awake] = i
+            n_awake += int(quiet[i] < rule.visits)
+    return n_awake if rule.visits else n
 
 
 @kernel
@@ -138,13 +162,63 @@ def descend_lanes(
             break
         visiting_order(0, len(lanes.order), key_of(steps.seed, 0, steps.round_, epoch), lanes.order)
         met[:] = _0
-        _descend(
-            x, squares, rows, np.float32(penalty.lam), np.float32(penalty.tau), penalty.bias, np.uint16(awake), lanes
-        )
+        visit_lanes(x, squares, rows, penalty, np.uint16(awake), len(lanes.order), RESTLESS, lanes)
         for lane in range(LANES):
             gained[lane] += met[LANES + lane]
             if met[lane] <= steps.tol or met[LANES + lane] <= least_gain * gained[lane]:
                 awake &= ~(1 << lane)
+
+
+@kernel
+def shuffle_awake(first: int, n: int, key: np.uint64, lanes: Lanes) -> None:
+    """Put order[first : first + n] in the order of a key's permutation."""
+    places, before = np.empty(n, np.int64), lanes.order[first : first + n].copy()
+    visiting_order(0, n, key, places)
+    for t in range(n):
+        lanes.order[first + t] = before[places[t]]
+
+
+@kernel
+def settle_lanes(
+    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], steps: Steps, label: int, penalty: Penalty,
+    awake: int, rule: Rest, lanes: Lanes,
+) -> int:  # fmt: skip
+    """Epochs over the rows that are awake, until none of all rows violates by more than tol; returns how many there were.
+
+    The first epoch visits rows with a label first. A row sleeps when `rule.visits` visits did not move it. Where those that
+    are awake violate nothing, all are visited once more. label: with seed, round and epoch the key of an epoch's order.
+    """
+    order, quiet, met, n = lanes.order, lanes.quiet, lanes.met, len(lanes.order)
+    n_positive = 0
+    for i in range(n):
+        quiet[i] = 0
+        if lanes.positive[i]:
+            order[n_positive] = i
+            n_positive += 1
+    n_awake = n_positive
+    for i in range(n):
+        if not lanes.positive[i]:
+            order[n_awake] = i
+            n_awake += 1
+    whole = True
+    for epoch in range(steps.epochs):
+        key = key_of(steps.seed, label, steps.round_, epoch)
+        if epoch:
+            shuffle_awake(0, n_awake, key, lanes)
+        else:
+            shuffle_awake(0, n_positive, key, lanes)
+            shuffle_awake(n_positive, n - n_positive, key, lanes)
+        met[:] = _0
+        n_awake = visit_lanes(x, squares, rows, penalty, np.uint16(awake), n_awake, rule, lanes)
+        if np.max(met[:LANES]) <= steps.tol or not n_awake:
+            if whole:
+                return epoch + 1
+            whole, n_awake = True, n
+            for i in range(n):
+                order[i], quiet[i] = i, rule.visits - 1
+        else:
+            whole = n_awake == n
+    return steps.epochs
 
 
 @kernel
@@ -180,7 +254,7 @@ def measure_lanes(
     The former is of the rows that a step would move.
     """
     indptr, indices, values = x
-    v, v0, alpha, positive, h2, upper, exact, order, sums, met = lanes
+    v, v0, alpha, positive, h2, upper, exact, order, _, sums, met = lanes
     lam, tau, every = np.float32(penalty.lam), np.float32(penalty.tau), np.uint16((1 << LANES) - 1)
     tau64, squared, copy = np.float64(penalty.tau), penalty.h2 > 0.0, np.empty(LANES, np.float32)
     cost = 0.5 / h2.astype(np.float64) if squared else exact
@@ -197,7 +271,7 @@ def measure_lanes(
             is_positive = (int(positive[i]) >> lane) & 1
             short = max(1.0 - (2 * is_positive - 1) * np.float64(sums[lane]) / tau64, 0.0)
             losses[lane] += cost[is_positive * LANES + lane] * of_row * (short * short if squared else short)
-        lane_step(0, every, np.float32(squares[i]), weight, tau, positive[i], h2, upper, copy, sums, met)
+        lane_step(0, every, _0, np.float32(squares[i]), weight, tau, positive[i], h2, upper, copy, sums, met)
 
 
 @kernel

@@ -1,0 +1,244 @@
+"""Which labels lie together: balanced 2-means of vectors of labels, split by split.
+
+The vector of a label is the sum of its rows, each count-sketched to DIMENSIONS numbers, of length one. A node is split by a
+direction, the difference of the unit vectors of its halves' sums: the labels that stand highest along it are one half, until
+the halves stay, MOST_STEPS times at most. It begins from two labels that are drawn.
+
+Vectors lie on disk by ranges of labels. Nodes near the root are split while vectors stream by; the nodes of some depth are
+jobs of their own, which hold their vectors. Sums are made label by label, so that it does not matter which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.domains import TREE_FEATURES, TREE_SPLITS
+from xmc_stream.kernels.permutation import key_of, permuted, word_bits
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.store.chunks import open_array
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import new_pack
+from xmc_stream.store.matrix import stream
+from xmc_stream.system.stop import stop_if_unwanted
+from xmc_stream.tree.kernels.vectors import (
+    add_rows_to_labels,
+    add_to_sides,
+    part_nodes,
+    project,
+    take_sides,
+    to_length_one,
+)
+from xmc_stream.tree.structure import Structure
+
+DIMENSIONS = 256
+MOST_STEPS = 4
+LABEL_BYTES = 48  # of a label in a split, beside its vector
+WINDOW = 1 << 14  # vectors that are in memory at a time where they stream
+
+
+@dataclass(frozen=True)
+class VectorsJob:
+    """The vectors of labels [first, last), in one pass over the rows."""
+
+    data: str
+    seed: int
+    first: int
+    last: int
+    block_bytes: int
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The labels."""
+        return f"vectors/{self.first}-{self.last}"
+
+    def run(self) -> Receipt:
+        """Sum, and write."""
+        dataset = Dataset(self.data)
+        X, Y = dataset.X_rows(), dataset.Y_rows()
+        vectors, key = (
+            np.zeros((self.last - self.first, DIMENSIONS), np.float32),
+            np.uint64(key_of(self.seed, TREE_FEATURES, 0, 0)),
+        )
+        for x, y in stream((X, Y), self.block_bytes, 0, dataset.n_samples):
+            stop_if_unwanted()
+            add_rows_to_labels(CSR.of(x), Labels.of(y), self.first, key, vectors)
+        to_length_one(vectors)
+        with new_pack(Path(self.out)) as pack:
+            pack.write("vectors", vectors.ravel())
+        return {"passes": 1, "bytes_read": X.bytes_read + Y.bytes_read}
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Of all labels, in packs: each has those of labels `starts[i]` up to the next start."""
+
+    starts: tuple[int, ...]
+    packs: tuple[str, ...]
+
+    def of(self, labels: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Of some labels, ascending."""
+        lines = np.empty((len(labels), DIMENSIONS), np.float32)
+        edges = np.searchsorted(labels, [*self.starts, np.iinfo(np.int64).max])
+        for i, pack in enumerate(self.packs):
+            mine = labels[edges[i] : edges[i + 1]] - self.starts[i]
+            if len(mine):
+                out = lines[edges[i] : edges[i + 1]].reshape(-1)
+                counts = np.full(len(mine), DIMENSIONS, np.int64)
+                open_array(Path(pack) / "vectors").read_ranges(mine * DIMENSIONS, counts, out)
+        return lines
+
+
+class _Lines:
+    """The vectors of some labels, ascending: held, or read a window at a time."""
+
+    def __init__(self, vectors: Vectors, labels: NDArray[np.int64], hold: bool) -> None:
+        self._vectors, self._labels = vectors, labels
+        self._held = vectors.of(labels) if hold else None
+
+    def windows(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """All of them."""
+        if self._held is not None:
+            yield slice(0, len(self._labels)), self._held
+            return
+        for first in range(0, len(self._labels), WINDOW):
+            some = slice(first, min(first + WINDOW, len(self._labels)))
+            yield some, self._vectors.of(self._labels[some])
+
+    def at(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Of some of the labels, in any order."""
+        if self._held is not None:
+            return self._held[places]
+        some, back = np.unique(places, return_inverse=True)
+        return self._vectors.of(self._labels[some])[back]
+
+
+def split(
+    lines: _Lines, n: int, seed: int, clustering: int, node: int, begin: int, end: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Split n labels, of a node at depth `begin`, down to depth `end`.
+
+    Returns the labels by number 0 .. n - 1 in the order of the nodes, and where each node begins.
+    """
+    order, bounds = np.arange(n), np.array([0, n])
+    for depth in range(begin, end):
+        numbers = (node << (depth - begin)) + np.arange(len(bounds) - 1)
+        larger = numbers % 2 == 0
+        sides = _sides(
+            lines,
+            order,
+            bounds,
+            larger,
+            [np.uint64(key_of(seed, TREE_SPLITS + clustering, depth, int(c))) for c in numbers],
+        )
+        bounds = part_nodes(bounds, order, larger, sides)
+    return order, bounds
+
+
+def _sides(
+    lines: _Lines, order: NDArray[np.int64], bounds: NDArray[np.int64], larger: NDArray[np.bool_], keys: list[np.uint64]
+) -> NDArray[np.uint8]:
+    """The half of its node that each label belongs to."""
+    sizes, n_nodes = np.diff(bounds), len(bounds) - 1
+    nodes = np.empty(len(order), np.int32)
+    nodes[order] = np.where(np.repeat(sizes, sizes) > 1, np.repeat(np.arange(n_nodes, dtype=np.int32), sizes), -1)
+    sides, along, moved = np.zeros(len(order), np.uint8), np.zeros(len(order), np.float32), np.zeros(n_nodes, np.bool_)
+    pairs = [
+        [begin + permuted(b, int(n), word_bits(int(n)), key) if n > 1 else 0 for b in (0, 1)]
+        for begin, n, key in zip(bounds, sizes, keys, strict=False)
+    ]
+    of_pairs = lines.at(order[np.array(pairs, np.int64).ravel()]).reshape(n_nodes, 2, DIMENSIONS)
+    directions = of_pairs[:, 0] - of_pairs[:, 1]
+    for step in range(MOST_STEPS):
+        stop_if_unwanted()
+        for some, vectors in lines.windows():
+            project(vectors, nodes[some], directions, along[some])
+        take_sides(bounds, order, larger, nodes, along, sides, moved)
+        going = moved if step else sizes > 1
+        nodes[order] = np.where(np.repeat(going, sizes), nodes[order], -1)
+        if not going.any() or step == MOST_STEPS - 1:
+            break
+        sums = np.zeros((n_nodes, 2, DIMENSIONS))
+        for some, vectors in lines.windows():
+            add_to_sides(vectors, nodes[some], sides[some], sums)
+        lengths = np.sqrt((sums * sums).sum(axis=2, keepdims=True))
+        sums /= np.where(lengths > 0.0, lengths, 1.0)
+        directions = (sums[:, 0] - sums[:, 1]).astype(np.float32)
+    return sides
+
+
+@dataclass(frozen=True)
+class SplitJob:
+    """Split a node of a clustering, or all labels, down to a depth.
+
+    before: what the job left that split the labels down to depth `begin`, "" where that is 0; node: of that depth. hold: its
+    vectors stay in memory.
+    """
+
+    vectors: Vectors
+    n_labels: int
+    seed: int
+    clustering: int
+    node: int
+    begin: int
+    end: int
+    before: str
+    hold: bool
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The node."""
+        return f"split/{self.clustering}/{self.begin}-{self.end}/{self.node}"
+
+    def run(self) -> Receipt:
+        """Split, and write labels and bounds."""
+        labels = np.arange(self.n_labels)
+        if self.before:
+            order, bounds = read_split(Path(self.before))
+            labels = order[bounds[self.node] : bounds[self.node + 1]]
+        lines = _Lines(self.vectors, labels, self.hold)
+        order, bounds = split(lines, len(labels), self.seed, self.clustering, self.node, self.begin, self.end)
+        with new_pack(Path(self.out)) as pack:
+            pack.write("labels", labels[order])
+            pack.write("bounds", bounds)
+        return {}
+
+
+def read_split(pack: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The labels in the order of their nodes, and where each node begins."""
+    labels, bounds = (open_array(pack / name) for name in ("labels", "bounds"))
+    return labels.read(0, labels.size), bounds.read(0, bounds.size)
+
+
+@dataclass(frozen=True)
+class StructureJob:
+    """Write the tree that the splits of a clustering make. parts: what they left, in the order of their nodes."""
+
+    tree: int
+    depths: tuple[int, ...]
+    parts: tuple[str, ...]
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The tree."""
+        return f"structure/{self.tree}"
+
+    def run(self) -> Receipt:
+        """Read, join, write."""
+        orders, leaves = [], [np.zeros(1, np.int64)]
+        for part in self.parts:
+            labels, bounds = read_split(Path(part))
+            leaves.append(leaves[-1][-1] + bounds[1:])
+            orders.append(labels)
+        order, at = np.concatenate(orders), np.concatenate(leaves)
+        depth = (len(at) - 1).bit_length() - 1
+        Structure(order, [at[:: 1 << (depth - above)] for above in self.depths]).write(Path(self.out))
+        return {}

@@ -1,0 +1,1 @@
+"""Compiled loops of the label tree."""

@@ -1,0 +1,60 @@
+"""Children of a node, LANES beside each other: solved on the rows of the node, and taken as entries by feature."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.instructions import LANES
+from xmc_stream.kernels.jit import kernel
+from xmc_stream.linear.kernels.dcd import Penalty, Steps
+from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, settle_lanes
+
+
+@kernel
+def solve_lanes(
+    first: int, x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], y: Labels, classes: NDArray[np.float64],
+    penalty: Penalty, steps: Steps, rule: Rest, lanes: Lanes,
+) -> int:  # fmt: skip
+    """Solve children first, first + 1, ... of those whose rows are y; returns bits of the lanes that have rows."""
+    used = begin_lanes(first, y, classes, penalty, lanes)
+    settle_lanes(x, squares, rows, steps, 0, penalty, used, rule, lanes)
+    return used
+
+
+@kernel
+def take_entries(
+    used: int, n_features: int, lam: float, prune: float, lanes: Lanes, features: NDArray[np.int32],
+    children: NDArray[np.uint8], weights: NDArray[np.float32],
+) -> int:  # fmt: skip
+    """The weights soft(v, lam) that are at least `prune` in size, feature by feature; returns how many there are.
+
+    children: their lanes. features, children, weights: with room for LANES n_features and LANES more.
+    """
+    v, least, bound = lanes.v, np.float32(prune), np.float32(lam)
+    filled = 0
+    for j in range(n_features):
+        for lane in range(LANES):
+            value = v[j * LANES + lane]
+            w = value - min(max(value, -bound), bound)
+            # written whether it counts or not: to foresee which do takes longer than to write
+            features[filled], children[filled], weights[filled] = j, lane, w
+            filled += int(abs(w) >= least and w != np.float32(0.0) and (used >> lane) & 1)
+    return filled
+
+
+@kernel
+def mark_rows(y: Labels, nodes: NDArray[np.int32], first: int, positive: NDArray[np.uint16]) -> None:
+    """positive[i] = a bit for each child first, first + 1, ... that a label of row i lies below.
+
+    nodes (K, r): of each label, one in each of r clusterings.
+    """
+    for i in range(len(y.indptr) - 1):
+        bits = 0
+        for q in range(y.indptr[i], y.indptr[i + 1]):
+            for r in range(nodes.shape[1]):
+                lane = nodes[y.indices[q], r] - first
+                if 0 <= lane < LANES:
+                    bits |= 1 << lane
+        positive[i] = np.uint16(bits)

@@ -1,0 +1,103 @@
+"""The label tree as a method: see `methods.contract`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.methods.contract import Forecast, Method, Task
+from xmc_stream.runtime.job import Job, Receipt
+from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
+from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.plan import depths, least_needs, plan_tree
+from xmc_stream.tree.run import TreeRun
+
+# nanoseconds of an entry of X: in a step of LANES children, on its way down a level
+_STEP_NS, _DOWN_NS, _VISITS = 12.0, 150.0, 6.0
+
+
+@dataclass(frozen=True)
+class TreeForecaster(Forecaster):
+    """From sizes alone."""
+
+    task: Task
+
+    def check(self, plan: MemoryPlan) -> None:
+        """Whether the smallest pieces fit."""
+        plan_tree(plan, self.task.dataset, self.task.parameters)
+
+    def forecast(self, plan: MemoryPlan) -> Forecast:
+        """Without a probe."""
+        dataset, p = self.task.dataset, self.task.parameters
+        sizes, needs = plan_tree(plan, dataset, p), least_needs(plan, dataset, p)
+        X, Y, k = dataset.X_rows(), dataset.Y_rows(), dataset.n_labels
+        one = X.nnz * X.entry_bytes
+        levels = len(depths(p, k)) + 1
+        groups = -(-(1 << depths(p, k)[0] if levels > 1 else k) // 16)
+        vectors = -(-k // sizes.labels) if levels > 1 else 0
+        of_root = p.n_trees * groups * (p.inner_epochs if levels > 1 else p.epochs)
+        down = p.n_trees * (levels - 1)
+        gathered = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * down
+        per_label = -(-p.max_leaf // 16)
+        work = X.nnz * (of_root * _STEP_NS / 2 + down * _DOWN_NS + gathered * _VISITS * per_label * _STEP_NS)
+        phase = max(needs, key=lambda name: sum(needs[name].values()))
+        return {
+            "passes": round(vectors + of_root + down + gathered, 2),
+            "at_most": True,
+            "bytes_read": int(one * (vectors + of_root + down + gathered)),
+            "bytes_streamed": int(one * (vectors + of_root + down)),
+            "bytes_gathered": int(one * gathered),
+            "peak_phase": phase,
+            "peak_parts": needs[phase],
+            "seconds": round(1e-9 * work / (plan.threads * plan.processes) + 0.5, 1),
+        }
+
+
+@dataclass(frozen=True)
+class TreeWarmUp(WarmUp):
+    """Train on a few rows, as the run will."""
+
+    @property
+    def loads(self) -> str:
+        """Whatever the parameters."""
+        return "label tree"
+
+    def load(self) -> None:
+        """A tree of two levels of nodes."""
+        with a_few_rows(k=12) as dataset:
+            p = TreeParameters(max_leaf=2, branching=2)
+            train_a_few(TreeRun, dataset, "tree", p)
+
+
+class TreeMethod(Method):
+    """The label tree (Parabel 2018, Bonsai 2020, XR-Linear 2022)."""
+
+    parameters = TreeParameters
+    runs = TreeRun
+    kind = "tree"
+
+    def has_zero(self, parameters: Any) -> bool:
+        """No: scores compare the labels of a row."""
+        return False
+
+    def warm_up(self, task: Task) -> Job:
+        """Train on a few rows."""
+        return TreeWarmUp()
+
+    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> TreeForecaster:
+        """From sizes alone."""
+        return TreeForecaster(task)
+
+    def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
+        """Every job leaves one thing, whose name says which."""
+        name = folder.name
+        if folder.parent.name == "units":
+            return f"structure/{name.removeprefix('tree-')}" if name.startswith("tree-") else f"finalise/{name}"
+        return None
+
+    def summary(self, report: Any) -> list[str]:
+        """Nothing yet."""
+        return []

@@ -1,0 +1,203 @@
+"""Weights of the children of some neighbouring parents, as they lie on disk: a unit. See `tree.kernels.records`.
+
+Which parents are a unit is a matter of the tree alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.models.cache import shared_cache
+from xmc_stream.runtime.plan import fitting_ranges
+from xmc_stream.store.chunks import open_array
+from xmc_stream.store.encoding import ArrayWriter, new_store
+from xmc_stream.store.model import CHUNK_BYTES
+from xmc_stream.tree.kernels.records import (
+    ODD,
+    PANEL,
+    REST_BITS,
+    Panels,
+    hash_bits,
+    pack_panel,
+    scales_of,
+    unpack_panel,
+)
+from xmc_stream.tree.structure import Level, Structure
+
+GUIDE = -1  # in the place of a tree's number
+CHILDREN = 1 << 13  # of a unit, about
+_ARRAYS = {
+    "bits": np.uint8, "offsets": np.uint32, "starts": np.int64, "records": np.uint8, "bias": np.float32,
+    "scale": np.float32,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parents [first, last) of a level of a tree."""
+
+    tree: int
+    level: int
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        """In keys of jobs, and of its folder."""
+        return "guide-0-0" if self.tree == GUIDE else f"{self.tree}-{self.level}-{self.first}"
+
+    def path(self, model: Path) -> Path:
+        """Where it lies."""
+        return model / "units" / self.name
+
+    def panels(self, level: Level) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The panels of each parent, and the children of each panel, see `Panels`."""
+        ptr = level.ptr[self.first : self.last + 1]
+        sizes = -(-np.diff(ptr) // PANEL)
+        panels = np.concatenate([[0], np.cumsum(sizes)])
+        first = np.repeat(ptr[:-1], sizes) + PANEL * (np.arange(panels[-1]) - np.repeat(panels[:-1], sizes))
+        return panels, np.append(first, ptr[-1])
+
+
+def structure_path(model: Path, tree: int) -> Path:
+    """Where the shape of a tree lies."""
+    return model / "units" / f"tree-{tree}"
+
+
+def units_of(tree: int, level: Level) -> list[Unit]:
+    """All parents of a level in units."""
+    return [Unit(tree, level.number, *span) for span in fitting_ranges(np.diff(level.ptr), CHILDREN)]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Weights of the children of a parent: features, numbers of the children, values; those of a feature ascending."""
+
+    features: NDArray[np.int32]
+    children: NDArray[np.int64]
+    values: NDArray[np.float32]
+
+
+def write_unit(
+    path: Path, unit: Unit, level: Level, n_features: int, bias: NDArray[np.float32], of_parents: Iterator[Entries]
+) -> dict[str, int]:
+    """Write a unit. bias: of its children; of_parents: the weights of each parent in turn. Returns weights and bytes."""
+    word, (panels, children) = hash_bits(n_features), unit.panels(level)
+    base, nnz, n_bytes = children[0], 0, 0
+    scale, bits, starts = (
+        np.empty(len(bias), np.float32),
+        np.empty(len(children) - 1, np.uint8),
+        np.zeros(len(children), np.int64),
+    )
+    with new_store(path, {}) as group:
+        writers = {name: ArrayWriter(group, name, kind, CHUNK_BYTES) for name, kind in _ARRAYS.items()}
+        for parent, entries in enumerate(of_parents):
+            for panel in range(panels[parent], panels[parent + 1]):
+                low, high = children[panel : panel + 2]
+                mine = (
+                    slice(None)
+                    if panels[parent + 1] - panels[parent] == 1
+                    else (entries.children >= low) & (entries.children < high)
+                )
+                of_panel = scale[low - base : high - base]
+                features, numbers, values = entries.features[mine], entries.children[mine] - low, entries.values[mine]
+                scales_of(numbers, values, of_panel)
+                n = len(features)
+                offsets = np.zeros(2 * n + 3 + (1 << max(word - REST_BITS, 0)), np.uint32)
+                records = np.empty(5 * n, np.uint8)
+                bits[panel], size, kept = pack_panel(word, features, numbers, values, of_panel, offsets, records)
+                writers["offsets"].append(offsets[: (1 << int(bits[panel])) + 1])
+                writers["records"].append(records[:size])
+                starts[panel + 1], nnz, n_bytes = starts[panel] + size, nnz + kept, n_bytes + size
+        for name, values in {"bits": bits, "starts": starts, "bias": bias, "scale": scale}.items():
+            writers[name].append(values)
+        for writer in writers.values():
+            writer.close()
+    n_places = int(((1 << bits.astype(np.int64)) + 1).sum())
+    return {"nnz": nnz, "bytes": n_bytes + 4 * n_places + 8 * len(bias) + 40 * len(children)}
+
+
+def read_unit(model: Path, unit: Unit, level: Level, n_features: int) -> Panels:
+    """A unit in memory. Raises StoreError where it cannot be one of the level."""
+    path, (panels, children) = unit.path(model), unit.panels(level)
+    arrays = {name: open_array(path / name) for name in _ARRAYS}
+    read = {name: array.read(0, array.size) for name, array in arrays.items()}
+    n_children, n_panels, word = int(children[-1] - children[0]), len(children) - 1, hash_bits(n_features)
+    sizes = {"bits": n_panels, "starts": n_panels + 1, "bias": n_children, "scale": n_children}
+    whole = all(read[name].dtype == kind for name, kind in _ARRAYS.items())
+    whole = whole and all(len(read[name]) == size for name, size in sizes.items()) and (read["bits"] <= word).all()
+    if whole:
+        buckets = np.concatenate([[0], np.cumsum((1 << read["bits"].astype(np.int64)) + 1)])
+        whole = len(read["offsets"]) == buckets[-1] and _in_order(buckets, read)
+    if not whole:
+        raise StoreError(f"{path} is no unit of the tree: it is damaged; train the model again")
+    return Panels(
+        unit.first, word, panels, children, read["bits"], buckets, read["offsets"], read["starts"], read["records"],
+        read["bias"], read["scale"],
+    )  # fmt: skip
+
+
+UnitTiles = Sequence[tuple[Unit, int]]  # units of a level, and their bytes in memory
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A unit in memory."""
+
+    panels: Panels
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(part.nbytes for part in self.panels if isinstance(part, np.ndarray))
+
+
+def shared_units(model: Path, level: Level, n_features: int, tiles: UnitTiles, cache_bytes: int) -> Iterator[Panels]:
+    """The units of a level in turn, which the threads of a process share in memory."""
+    cache = shared_cache(cache_bytes)
+    for unit, size in tiles:
+        with cache.use(
+            (str(model), unit), size, lambda unit=unit: Tile(read_unit(model, unit, level, n_features))
+        ) as tile:
+            yield tile.panels
+
+
+def _in_order(buckets: NDArray[np.int64], read: dict[str, NDArray[Any]]) -> bool:
+    """Whether records of each bucket begin where those before end, and those of each panel."""
+    starts, offsets = read["starts"], read["offsets"].astype(np.int64)
+    steps = np.diff(offsets)
+    inside = np.ones(len(steps), np.bool_)
+    inside[buckets[1:-1] - 1] = False  # from the last place of a panel to the first of the next
+    sizes = np.diff(starts)
+    return bool(
+        (steps[inside] >= 0).all() and (offsets[buckets[:-1]] == 0).all() and (offsets[buckets[1:] - 1] == sizes).all()
+        and starts[0] == 0 and starts[-1] == len(read["records"])
+    )  # fmt: skip
+
+
+def weights_of(panels: Panels) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]]:
+    """Features, children (numbers of the level) and weights of each panel of a unit in turn."""
+    inverse = pow(ODD, -1, 1 << panels.word)
+    for panel in range(len(panels.bits)):
+        n = int(panels.starts[panel + 1] - panels.starts[panel]) // 2
+        features, children, weights = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.float32)
+        n = unpack_panel(panel, panels, inverse, features, children, weights)
+        yield features[:n], children[:n], weights[:n]
+
+
+def hash_unit(update: Callable[[Any], None], panels: Panels) -> None:
+    """Hash what scores depend on."""
+    for values in (panels.bits, panels.offsets, panels.records, panels.bias, panels.scale):
+        update(values.data)
+
+
+def structures_of(model: Path, n_trees: int, n_labels: int) -> list[Structure]:
+    """The shapes of all trees. Raises StoreError where one is damaged."""
+    return [Structure.read(structure_path(model, tree), n_labels) for tree in range(n_trees)]

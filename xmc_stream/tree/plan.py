@@ -1,0 +1,118 @@
+"""What jobs of the label tree may hold, and how a training is cut into jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.instructions import LANES
+from xmc_stream.kernels.order import GROUP
+from xmc_stream.linear.kernels.lanecd import lanes_bytes
+from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, fitting_ranges
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES, row_ranges
+from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, WINDOW
+from xmc_stream.tree.nodes import Unit
+from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.solve import FEATURE_BYTES, strip_bits
+from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
+from xmc_stream.tree.structure import Level, depths_of
+
+ENTRY_BYTES = 8 + 8 + 8  # of an entry of X as it is gathered, checked, and with local features
+_JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
+_VECTOR = 4 * DIMENSIONS
+_STRUCTURE = 40  # of a label: the order, nodes of labels
+_FIXED = 8 * MIB
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """labels: of a job of vectors; depth: from which on nodes are split by jobs of their own; hold: vectors stay in memory.
+
+    entries: of X, that a job of solving may hold; cache_bytes: of weights in memory while rows go down.
+    """
+
+    labels: int
+    depth: int
+    hold: bool
+    entries: int
+    cache_bytes: int
+    block_bytes: int
+
+
+def depths(p: TreeParameters, n_labels: int) -> list[int]:
+    """Of the levels of a tree of so many labels."""
+    return depths_of(n_labels, p.max_leaf, p.branching)
+
+
+def rows_of_parents(
+    counts: NDArray[np.int64], order: NDArray[np.int64], level: Level, p: TreeParameters, n: int
+) -> NDArray[np.int64]:
+    """Rows of each parent of a level, at most. counts: of each label."""
+    ends = np.concatenate([[0], np.cumsum(counts[order])])[level.parents]
+    return np.minimum(np.ceil((1.0 + p.negatives) * np.diff(ends)).astype(np.int64), n)
+
+
+def cut_parents(rows: NDArray[np.int64], level: Level, unit: Unit, row_entries: float) -> list[tuple[int, int]]:
+    """The parents of a unit in jobs, by the data alone."""
+    groups = -(-np.diff(level.ptr[unit.first : unit.last + 1]) // LANES)
+    work = (rows[unit.first : unit.last] * groups * max(row_entries, 1.0)).astype(np.int64)
+    return [(unit.first + low, unit.first + high) for low, high in fitting_ranges(work, _JOB_ENTRIES)]
+
+
+def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> dict[str, dict[str, int]]:
+    """Bytes by component of each phase, at least."""
+    t, n, d, k = plan.threads, dataset.n_samples, dataset.n_features, dataset.n_labels
+    X, Y = dataset.X_rows(), dataset.Y_rows()
+    row_entries, block = X.nnz / max(n, 1), plan.row_block_bytes
+    beams = max((high - low for low, high in row_ranges(n)), default=1)
+    largest = _largest_parent(dataset, p)
+    of_group = min(n, GROUP << strip_bits(n, X.nnz))
+    strips = of_group * int(1.5 * ENTRY_BYTES * row_entries + SOLVED_ROW_BYTES)
+    structure = t * _STRUCTURE * k
+    return {
+        "vectors of labels": {"vectors": t * min(k, WINDOW) * _VECTOR, "row blocks": t * 3 * block},
+        "splitting": {"vectors": t * 2 * min(k, WINDOW) * _VECTOR, "labels": t * LABEL_BYTES * k,
+                      "directions": t * 5 * _VECTOR * min(k, 1 << max(depths(p, k), default=0))},
+        "children of the root": {"rows and features": t * (lanes_bytes(n, d) + 9 * LANES * d), "strips": t * strips, "labels": structure},
+        "rows on their way down": {"beams": t * p.beam * ROW_BYTES * beams, "row blocks": t * (3 * block + BLOCK_ROWS * p.beam * ROW_BYTES),
+                                   "labels": structure, "weights": t * _FIXED},
+        "children of nodes": {"rows": t * largest * (SOLVED_ROW_BYTES + int(1.5 * ENTRY_BYTES * row_entries)),
+                              "features": t * (13 * d + FEATURE_BYTES * int(min(d, largest * row_entries))), "labels": structure,
+                              "windows": t * 2 * _FIXED},
+    }  # fmt: skip
+
+
+def _largest_parent(dataset: Dataset, p: TreeParameters) -> int:
+    """Rows of a parent below the root, about, at most: as if labels were alike."""
+    k = dataset.n_labels
+    above = depths(p, k)
+    if not above:
+        return 0
+    positives = dataset.Y_rows().nnz / (1 << above[0])
+    return int(min(dataset.n_samples, (1.0 + p.negatives) * max(2.0 * positives, dataset.most_positives())))
+
+
+def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> TreePlan:
+    """Share the budget. Raises MemoryLimitError where the smallest pieces do not fit."""
+    for what, needs in least_needs(plan, dataset, p).items():
+        plan.refuse_unless(needs, f"the label tree: {what}")
+    k, each, at_once = dataset.n_labels, plan.per_thread, plan.threads * plan.processes
+    X, n = dataset.X_rows(), max(dataset.n_samples, 1)
+    room = max(min(k, WINDOW), (each - 3 * plan.row_block_bytes) // _VECTOR)
+    labels = (
+        max(last - first for first, last in even_ranges(k, max(-(-k // room), min(at_once, k // WINDOW)))) if k else 1
+    )
+    deepest, depth = max(depths(p, k), default=0), 0
+    room = (each - LABEL_BYTES * k) // (2 * _VECTOR)
+    while depth < deepest and ((k >> depth) > room or (1 << depth < at_once and k >> depth > WINDOW)):
+        depth += 1
+    weights = plan.budget - sum(least_needs(plan, dataset, p)["rows on their way down"].values())
+    fixed = least_needs(plan, dataset, p)["children of nodes"]
+    left = (plan.budget - sum(fixed.values())) // plan.threads
+    entries = max(1, left // 2 // ENTRY_BYTES) + int(_largest_parent(dataset, p) * X.nnz / n)
+    return TreePlan(
+        labels, depth, (k >> depth) <= room, entries, plan.threads * _FIXED + max(0, weights), plan.row_block_bytes
+    )

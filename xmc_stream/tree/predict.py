@@ -1,0 +1,278 @@
+"""Prediction and evaluation by label trees: rows go down in blocks, and the weights of a unit are read once for a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.calibration import UNSEEN, calibrated
+from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.ranking import Ranking
+from xmc_stream.linear.implied import ImpliedLabels
+from xmc_stream.linear.kernels.implied import lift
+from xmc_stream.metrics import leave_out_labels
+from xmc_stream.models.runs import (
+    HITS,
+    LEAST_BLOCK,
+    PREDICTED,
+    RESULT_BYTES,
+    TRUE,
+    RankingJob,
+    RankingTask,
+    StreamPlan,
+    Wanted,
+    calibration_of,
+    count_best,
+    filter_pairs,
+    rank_a_few,
+)
+from xmc_stream.runtime.job import Loop
+from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
+from xmc_stream.store.matrix import Block, stream_bytes
+from xmc_stream.store.model import StoredModel, finish_model, model_attributes
+from xmc_stream.store.nodes import understood
+from xmc_stream.store.predictions import CHUNK_ROWS
+from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES
+from xmc_stream.tree.guide import LEVEL, NO_GROUPS, read_groups
+from xmc_stream.tree.kernels.beam import Best, fill_up
+from xmc_stream.tree.kernels.records import Panels
+from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, read_unit, shared_units, structures_of
+from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.run import TreeRun
+from xmc_stream.tree.scoring import LIST, UNREACHED, Scorer
+from xmc_stream.tree.structure import Structure
+
+COUNTED = 200  # labels of a row, the best, that an evaluation looks at, at least
+LABEL_BYTES = 64  # of the shapes of a tree, and what goes with a label
+_ROW_NS = 5e4  # of a row, about
+
+
+class TreeWeights(StoredModel):
+    """A model of label trees, as it lies on disk."""
+
+    def __init__(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
+        super().__init__(path, attributes)
+        with understood(self.path / "zarr.json"):
+            self.n_trees, self.beam = int(self.attributes["trees"]), int(self.attributes["beam"])
+            self.score = dict(self.attributes["tree_score"])
+            self.tiles = [(Unit(*map(int, unit)), int(size)) for *unit, size in self.attributes["tree_units"]]
+
+    def tiles_of(self, tree: int, level: int) -> UnitTiles:
+        """The units of a level, and their bytes in memory."""
+        return [(unit, size) for unit, size in self.tiles if (unit.tree, unit.level) == (tree, level)]
+
+    def structures(self) -> list[Structure]:
+        """The shapes of all trees. Raises StoreError where one is damaged, or its units are not all there."""
+        found = structures_of(self.path, self.n_trees, self.n_labels)
+        for tree, structure in enumerate(found):
+            for level in structure.levels:
+                spans = [(unit.first, unit.last) for unit, _ in self.tiles_of(tree, level.number)]
+                edges = [0, *(last for _, last in spans)]
+                if [first for first, _ in spans] != edges[:-1] or edges[-1] != level.n_parents:
+                    raise StoreError(f"{self.path} lacks units of its trees: it is damaged; train it again")
+        return found
+
+    def unit(self, unit: Unit, structures: list[Structure]) -> Panels:
+        """A unit in memory."""
+        level = LEVEL if unit.tree == GUIDE else structures[unit.tree].levels[unit.level]
+        return read_unit(self.path, unit, level, self.n_features)
+
+
+@dataclass(frozen=True)
+class TreesPlan(StreamPlan):
+    """cache_bytes: of units in memory; keeps: whether that is all of them; beam: nodes of a level that a row goes on from."""
+
+    cache_bytes: int
+    keeps: bool
+    beam: int
+
+
+class OpenTrees:
+    """Trees that are read as they are needed, or held. counts: training rows of each label."""
+
+    def __init__(self, model: TreeWeights, beam: int, cache_bytes: int | None, raw: bool = False) -> None:
+        self.model, self.structures, self._cache = model, model.structures(), cache_bytes
+        held = {} if cache_bytes is not None else {unit: model.unit(unit, self.structures) for unit, _ in model.tiles}
+        self._held = held
+        self.counts = (
+            model.label_counts(0, model.n_labels) if model.has_label_counts else np.ones(model.n_labels, np.int64)
+        )
+        self._by = calibration_of(model, 0, model.n_labels, raw)
+        self._groups = read_groups(model.path, model.n_labels) if model.score["guide"] else NO_GROUPS
+        self._scorer = Scorer(self.structures, self._groups, self._units, model.score, beam)
+        implied = ImpliedLabels.of(model)
+        self._implied = implied.read() if implied.pairs and not raw else None
+
+    def _units(self, tree: int, level: int) -> Iterable[Panels]:
+        tiles = self.model.tiles_of(tree, level)
+        if self._cache is None:
+            return [self._held[unit] for unit, _ in tiles]
+        of_level = LEVEL if tree == GUIDE else self.structures[tree].levels[level]
+        return shared_units(self.model.path, of_level, self.model.n_features, tiles, self._cache)
+
+    def best(self, x: CSR, barred: Labels, k: int) -> Best:
+        """The k best labels of each row, calibrated."""
+        best = self._scorer.best(x, barred, k)
+        if self._implied is not None:
+            lift(self._implied, Ranking(best.labels, best.scores), barred)
+        if self._by.shape[1]:
+            found = best.labels >= 0
+            scores = best.scores[found]
+            for place, label in enumerate(best.labels[found].tolist()):
+                scores[place] = calibrated(scores[place], label, self._by)
+            best.scores[found] = scores
+            order = np.lexsort((best.labels, -best.scores), axis=1)
+            best = Best(*(np.take_along_axis(part, order, axis=1) for part in best))
+        return best
+
+    def fill(self, best: Best, ranking: Ranking) -> None:
+        """Take the best of a longer list, or all, and what no beam reached behind them."""
+        k = ranking.labels.shape[1]
+        ranking.labels[:], ranking.scores[:] = best.labels[:, :k], best.scores[:, :k]
+        fill_up(self.counts, UNREACHED, np.float32(UNSEEN), ranking.labels, ranking.scores)
+
+
+@dataclass(frozen=True)
+class TreeJob(RankingJob):
+    """Row block by row block, down the trees."""
+
+    sizes: TreesPlan
+
+    def opened(self) -> OpenTrees:
+        """See `RankingJob`."""
+        return OpenTrees(TreeWeights(self.model), self.sizes.beam, self.sizes.cache_bytes, self.wanted.raw)
+
+    def fold(
+        self, model: OpenTrees, rows: range, read: tuple[Block, ...], barred: Labels, best: Ranking, counts: NDArray[np.int32]
+    ) -> int:  # fmt: skip
+        """See `RankingJob`. Labels that no beam reached count as not predicted."""
+        x, k, n_labels = CSR.of(read[0]), best.labels.shape[1], model.model.n_labels
+        found = model.best(x, barred, min(n_labels, max(k, COUNTED)) if len(read) > 1 else k)
+        model.fill(found, best)
+        if len(read) > 1:
+            y = Labels.of(read[1])
+            y = Labels(*leave_out_labels(*y, *barred)) if len(barred.indptr) else y
+            count_indices(y.indices, counts[TRUE])
+            above = (found.labels >= 0) & (found.scores > self.wanted.decision.above)
+            count_indices(found.labels[above], counts[PREDICTED])
+            count_indices(found.labels[above & _true(found.labels, y)], counts[HITS])
+            count_best(self.wanted.decision, best, (y.indptr, y.indices), counts)
+        return 0
+
+
+def _true(labels: NDArray[np.int64], y: Labels) -> NDArray[np.bool_]:
+    """Whether labels (n, k) of rows are labels of theirs."""
+    from xmc_stream.tree.scoring import true_among
+
+    return true_among(labels, y)
+
+
+class HeldTrees:
+    """All trees in memory."""
+
+    def __init__(self, model: TreeWeights) -> None:
+        self._trees = OpenTrees(model, model.beam, None)
+
+    def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
+        """See `Held`."""
+        best = self._trees.best(CSR.of(x), filter_pairs(), labels.shape[1])
+        self._trees.fill(best, Ranking(labels, scores))
+
+
+def held_needs(model: TreeWeights) -> dict[str, int]:
+    """See `Model.held_needs`."""
+    return {
+        "trees": sum(size for _, size in model.tiles) + model.n_trees * LABEL_BYTES * model.n_labels,
+        "ranking": 4 * MIB + 4096 * model.beam * ROW_BYTES,
+    }
+
+
+@dataclass(frozen=True)
+class TreeTask(RankingTask):
+    """A prediction or an evaluation by label trees."""
+
+    job = TreeJob
+
+    model: TreeWeights
+
+    def sizes(self, plan: MemoryPlan) -> TreesPlan:
+        """See `RankingTask`."""
+        t, model, least = plan.threads, self.model, self.least_block
+        width = min(model.n_labels, max(self.k, COUNTED)) if self.evaluate else self.k
+        of_row = max(width, LIST if model.n_trees > 1 else 0) * 20 * (model.n_trees + 1) + model.beam * ROW_BYTES
+        largest = max(size for _, size in model.tiles)
+        fixed = {
+            "results": t * CHUNK_ROWS * self.k * RESULT_BYTES,
+            "shapes of trees": t * model.n_trees * LABEL_BYTES * model.n_labels,
+            "long rows": t * 4 * (least - LEAST_BLOCK),
+            "windows": t * 4 * MIB,
+            "counts": t * self.of_labels,
+        }
+        smallest = {"weights": t * largest, "row blocks": t * (2 * LEAST_BLOCK + 256 * of_row)}
+        plan.refuse_unless({**fixed, **smallest}, f"predicting on {t} threads")
+        left = plan.budget - sum(fixed.values())
+        total = sum(size for _, size in model.tiles) + t * largest
+        cache = total if total <= left * 3 // 4 else max(t * largest, left // 2)
+        share = (left - cache) // t
+        rows = max(256, min(BLOCK_ROWS, share // 2 // of_row))
+        row_bytes = max(least, min(32 * MIB, share // (8 if self.pairs else 4)))
+        chunks = max(1, -(-self.dataset.n_samples // CHUNK_ROWS) // (4 * t * plan.processes))
+        chunks = min(chunks, max(1, 64 * MIB // (CHUNK_ROWS * self.k * RESULT_BYTES)))
+        while chunks > 1 and t * chunks * CHUNK_ROWS * self.k * RESULT_BYTES > left // 8:
+            chunks -= 1
+        return TreesPlan(chunks * CHUNK_ROWS, rows, row_bytes, cache, total <= cache, model.beam)
+
+    def reads_least(self, plan: MemoryPlan) -> bool:
+        """Whether every unit is read once."""
+        return self.sizes(plan).keeps
+
+    def loop(self, plan: MemoryPlan, wanted: Wanted) -> Loop:
+        """As of every task; without the figure that needs the scores of all labels."""
+        found = yield from super().loop(plan, wanted)
+        return {name: value for name, value in found.items() if name != "average_auc"}
+
+    def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
+        """From the number of rows."""
+        dataset, sizes = self.dataset, self.sizes(plan)
+        matrices = (dataset.X_rows(), dataset.Y_rows()) if self.evaluate else (dataset.X_rows(),)
+        n_bytes = stream_bytes(matrices, sizes.ranges(dataset.n_samples))
+        t, model = plan.threads, self.model
+        needs = {
+            "results": t * min(sizes.rows_per_job, dataset.n_samples) * self.k * RESULT_BYTES,
+            "weights": min(sizes.cache_bytes, sum(size for _, size in model.tiles)),
+            "shapes of trees": t * model.n_trees * LABEL_BYTES * model.n_labels,
+            "row blocks": t * (sizes.row_bytes + 4 * MIB),
+        }
+        seconds = 1e-9 * _ROW_NS * model.n_trees * dataset.n_samples / (t * plan.processes)
+        return self.foreseen(sizes.row_blocks(dataset), n_bytes, needs, seconds)
+
+
+@dataclass(frozen=True)
+class TreesWarmUp(WarmUp):
+    """Predict a few rows, and evaluate a model on them."""
+
+    seconds = 12.0
+
+    @property
+    def loads(self) -> str:
+        """Whatever the model."""
+        return "prediction by trees"
+
+    def load(self) -> None:
+        """By two small trees."""
+        with a_few_rows(k=12) as dataset:
+            path = dataset.path.parent
+            p = TreeParameters(max_leaf=2, branching=2, n_trees=2)
+            made = train_a_few(TreeRun, dataset, "model", p)
+            finish_model(path / "model.partial", path / "model", model_attributes(dataset, "", {}, 0, made))
+            model = TreeWeights(path / "model")
+            for evaluate in (False, True):
+                rank_a_few(TreeTask(model, dataset, 12, evaluate=evaluate))

@@ -1,0 +1,238 @@
+"""The training of a label tree: vectors, clustering, then level by level: solve children, write them, let all rows go down.
+
+The loop is a generator, as that of `ppdsparse.run`. All it decides comes from receipts and the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from xmc_stream.kernels.instructions import LANES
+from xmc_stream.linear.implied import IMPLIED, ImpliedJob
+from xmc_stream.methods.contract import WRITING, TrainingRun
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
+from xmc_stream.runtime.plan import even_ranges
+from xmc_stream.store.places import make_folder
+from xmc_stream.tree.beams import BeamJob, row_ranges
+from xmc_stream.tree.clustering import SplitJob, StructureJob, Vectors, VectorsJob
+from xmc_stream.tree.guide import CLUSTERINGS, DEPTH, FIRST_CLUSTERING, N_GROUPS, GroupsJob, groups_path
+from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
+from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, structure_path, units_of
+from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.plan import cut_parents, depths, plan_tree, rows_of_parents
+from xmc_stream.tree.scoring import score_of
+from xmc_stream.tree.solve import RootJob, SolveJob, UnitJob
+from xmc_stream.tree.structure import Level, Structure
+
+MARGIN = 0.1  # of implied labels
+_CLUSTERED = 0.08  # of a run: where the trees have their shapes
+Steps = Generator[Phase, list[Receipt], Any]
+
+
+@dataclass
+class _Progress:
+    """Levels that are done, of all trees."""
+
+    levels: int
+    done: int = 0
+
+    def span(self, begin: float, end: float) -> tuple[float, float]:
+        """A part of the level that is under way, in the whole run."""
+        low = _CLUSTERED + (1.0 - _CLUSTERED) * self.done / self.levels
+        length = (1.0 - _CLUSTERED) / self.levels
+        return low + begin * length, low + end * length
+
+
+@dataclass
+class TreeRun(TrainingRun):
+    """A training run of the label tree."""
+
+    parameters: TreeParameters
+    _receipts: list[Receipt] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._data, self._model = str(self.dataset.path), str(self.work)
+        self._sizes = plan_tree(self.plan, self.dataset, self.parameters)
+        self._score = score_of(self.dataset.Y_rows().nnz / max(self.dataset.n_samples, 1), self.dataset.n_labels)
+        self._depths = tuple(depths(self.parameters, self.dataset.n_labels))
+
+    def loop(self) -> Loop:
+        """Phases of jobs; returns attributes of the model."""
+        p = self.parameters
+        for kind in ("vectors", "splits", "solved", "beams"):
+            make_folder(self.work / "state" / kind)
+        yield from self._shapes()
+        progress, tiles = _Progress(p.n_trees * (len(self._depths) + 1)), []
+        nnz, implied = 0, {}
+        if self._score["guide"]:
+            receipt = yield from self._guide(progress)
+            nnz += receipt["nnz"]
+            tiles.append([*unit_tuple(GUIDE_UNIT), receipt["bytes"]])
+        if self._score["by_score"]:
+            job = ImpliedJob(self._data, str(self.work / IMPLIED), self.plan)
+            (found,) = yield Phase(
+                "implied labels", [job], "finding labels that others imply", progress.span(0.0, 0.0), twice=True
+            )
+            implied = {IMPLIED: {"margin": MARGIN, "pairs": found["pairs"]}}
+        for tree in range(p.n_trees):
+            structure = Structure.read(structure_path(self.work, tree), self.dataset.n_labels)
+            before: tuple[str, ...] = ()
+            for level in structure.levels:
+                receipts = yield from self._level(tree, structure, level, before, progress)
+                nnz += sum(receipt["nnz"] for receipt in receipts)
+                of_level = [
+                    (unit, receipt["bytes"]) for unit, receipt in zip(units_of(tree, level), receipts, strict=True)
+                ]
+                tiles += [[*unit_tuple(unit), size] for unit, size in of_level]
+                if not level.last:
+                    before = yield from self._down(tree, level, tuple(of_level), before, progress)
+                progress.done += 1
+        return {
+            "nnz": nnz, "objective": None, "duality_gap": None, "trees": p.n_trees, "tree_units": tiles,
+            "tree_score": self._score, "beam": p.beam, **implied,
+        }  # fmt: skip
+
+    def _state(self, kind: str, name: str) -> str:
+        return str(self.work / "state" / kind / name)
+
+    def _shapes(self) -> Steps:
+        """Vectors of labels, and the shapes of all trees."""
+        k, depth, p = self.dataset.n_labels, self._sizes.depth, self.parameters
+        deepest = max(self._depths, default=0)
+        spans = even_ranges(k, -(-k // self._sizes.labels)) if deepest or self._score["guide"] else []
+        jobs: list[Job] = [
+            VectorsJob(
+                self._data, self.seed, first, last, self._sizes.block_bytes, self._state("vectors", f"{first}-{last}")
+            )
+            for first, last in spans
+        ]
+        if jobs:
+            yield Phase("vectors", jobs, "adding up the rows of labels", (0.0, _CLUSTERED / 2), twice=True)
+        vectors = Vectors(tuple(first for first, _ in spans), tuple(job.out for job in jobs))
+
+        def split(tree: int, node: int, begin: int, end: int, before: str, hold: bool) -> SplitJob:
+            out = self._state("splits", f"{tree}-{begin}-{end}-{node}")
+            return SplitJob(vectors, k, self.seed, tree, node, begin, end, before, hold, out)
+
+        begin = min(depth, deepest) or deepest
+        tops = [split(tree, 0, 0, begin, "", self._sizes.hold and begin == deepest) for tree in range(p.n_trees)]
+        parts: list[list[SplitJob]] = [[top] for top in tops]
+        groups = [
+            split(FIRST_CLUSTERING + r, 0, 0, DEPTH, "", False)
+            for r in range(CLUSTERINGS if self._score["guide"] else 0)
+        ]
+        yield Phase("splits", [*tops, *groups], "splitting the labels", (_CLUSTERED / 2, _CLUSTERED * 0.75), twice=True)
+        if begin < deepest:
+            parts = [
+                [split(tree, node, begin, deepest, top.out, self._sizes.hold) for node in range(1 << begin)]
+                for tree, top in enumerate(tops)
+            ]
+            every = [job for of_tree in parts for job in of_tree]
+            yield Phase("splits below", every, "splitting the labels", (_CLUSTERED * 0.75, _CLUSTERED), twice=True)
+        joins: list[Job] = [
+            StructureJob(tree, self._depths, tuple(job.out for job in of_tree), str(structure_path(self.work, tree)))
+            for tree, of_tree in enumerate(parts)
+        ]
+        if groups:
+            joins.append(GroupsJob(k, tuple(job.out for job in groups), str(groups_path(self.work))))
+        yield Phase("shapes", joins, "splitting the labels", (_CLUSTERED, _CLUSTERED), twice=True)
+
+    def _guide(self, progress: _Progress) -> Steps:
+        """Solve and write the groups of the guide; returns the receipt of the unit."""
+        jobs = [
+            RootJob(
+                self._data,
+                self._model,
+                self.parameters,
+                self.seed,
+                GUIDE,
+                first,
+                self._state("solved", f"guide-{first}"),
+            )
+            for first in range(0, N_GROUPS, LANES)
+        ]
+        yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
+        job = UnitJob(self._data, self._model, GUIDE_UNIT, tuple(job.out for job in jobs))
+        (receipt,) = yield Phase(
+            "guide written", [job], "writing groups of labels", progress.span(0.0, 0.0), twice=True
+        )
+        return receipt
+
+    def _level(
+        self, tree: int, structure: Structure, level: Level, before: tuple[str, ...], progress: _Progress
+    ) -> Steps:
+        """Solve and write the children of a level; returns the receipts of its units."""
+        p, dataset = self.parameters, self.dataset
+        units = units_of(tree, level)
+        if level.number == 0:
+            roots = [
+                RootJob(self._data, self._model, p, self.seed, tree, first, self._state("solved", f"{tree}-0-{first}"))
+                for first in range(0, level.n_children, LANES)
+            ]
+            parts, jobs = [roots], list(roots)
+        else:
+            rows = rows_of_parents(dataset.label_counts(), structure.order, level, p, dataset.n_samples)
+            row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
+            parts = [
+                list(self._solve_jobs(unit, cut_parents(rows, level, unit, row_entries), before)) for unit in units
+            ]
+            jobs = [job for of_unit in parts for job in of_unit]
+        what = "labels" if level.last else "nodes"
+        number = progress.done + 1
+        yield Phase(
+            "solve", jobs, f"solving {level.n_children:,} {what}{self._of(tree)}", progress.span(0.0, 0.7), unit="level",
+            number=number, gathers=level.number > 0, twice=True,
+        )  # fmt: skip
+        writes = [
+            UnitJob(self._data, self._model, unit, tuple(job.out for job in of_unit))
+            for unit, of_unit in zip(units, parts, strict=True)
+        ]
+        words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"
+        return (yield Phase("finalise", writes, words, progress.span(0.7, 0.75), twice=True))
+
+    def _solve_jobs(self, unit: Unit, spans: list[tuple[int, int]], before: tuple[str, ...]) -> Iterator[SolveJob]:
+        for first, last in spans:
+            out = self._state("solved", f"{unit.tree}-{unit.level}-{first}")
+            yield SolveJob(
+                self._data, self._model, self.parameters, self.seed, unit.tree, unit.level, first, last, before,
+                self._sizes.entries, out,
+            )  # fmt: skip
+
+    def _down(self, tree: int, level: Level, tiles: UnitTiles, before: tuple[str, ...], progress: _Progress) -> Steps:
+        """Let all rows go down a level; returns the packs of their beams."""
+        drop_tiles()
+        jobs = []
+        for number, (start, stop) in enumerate(row_ranges(self.dataset.n_samples)):
+            out = self._state("beams", f"{tree}-{level.number}-{start}")
+            jobs.append(
+                BeamJob(
+                    self._data,
+                    self._model,
+                    self.seed,
+                    self.parameters.beam,
+                    tree,
+                    level.number,
+                    start,
+                    stop,
+                    tiles,
+                    self._sizes.cache_bytes,
+                    self._sizes.block_bytes,
+                    before[number] if before else "",
+                    out,
+                )  # fmt: skip
+            )
+        yield Phase("beam", jobs, f"letting rows go down{self._of(tree)}", progress.span(0.75, 1.0), twice=True)
+        drop_tiles()
+        return tuple(job.out for job in jobs)
+
+    def _of(self, tree: int) -> str:
+        n = self.parameters.n_trees
+        return "" if n == 1 else f" of tree {tree + 1} of {n}"
+
+
+def unit_tuple(unit: Unit) -> tuple[int, int, int, int]:
+    """As a model's attributes have it."""
+    return unit.tree, unit.level, unit.first, unit.last

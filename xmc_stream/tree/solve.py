@@ -1,0 +1,391 @@
+"""Children are solved, LANES beside each other: those of the root on all rows, which stream by; others on their parent's rows.
+
+The problem of child k of parent c, on the rows R(c), with y_i = 1 where row i has a label below k, else -1, and z = w.x + b:
+
+    min  lam ||w||_1 + 1/2 (||w||^2 + b^2) + C sum_{i in R(c)} 1/2 max(0, 1 - y_i z_i)^2
+
+lam is 0 for nodes. R(c) has the rows with a label below c, and of those whose beam has c some others (`Others`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.domains import TREE_ORDERS
+from xmc_stream.kernels.instructions import LANES
+from xmc_stream.kernels.order import GROUP, strip_slots
+from xmc_stream.kernels.permutation import key_of
+from xmc_stream.linear.kernels.dcd import ONCE, Penalty, Steps
+from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, new_lanes, shuffle_awake, visit_lanes
+from xmc_stream.linear.kernels.rows import localise, row_squares
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import fitting_ranges
+from xmc_stream.store.chunks import open_array
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import PackedArrayWriter, PackWriter, new_pack
+from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.system.stop import stop_if_unwanted
+from xmc_stream.tree.beams import Others
+from xmc_stream.tree.guide import LEVEL, read_groups
+from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
+from xmc_stream.tree.kernels.solve import mark_rows, solve_lanes, take_entries
+from xmc_stream.tree.nodes import GUIDE, Entries, Unit, structure_path, write_unit
+from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.structure import Level, Structure
+
+_GUIDE_C, _GUIDE_EPOCHS = 1.0, 4
+QUIET = 2  # visits that do not move a row before it sleeps
+STRIP_BYTES, STRIP_BITS = 1 << 18, 9  # of a strip of rows that streams by, on average; log2 of its rows, at most
+LANE_BYTES = 4 * LANES  # of alpha, or v
+ROW_BYTES = LANE_BYTES + 80  # of a row in a problem, beside its entries
+FEATURE_BYTES = LANE_BYTES + 9 * LANES + 8  # of a feature in a problem: v, and weights as they are taken
+
+
+def strip_bits(n_rows: int, nnz: int) -> int:
+    """log2 of the rows of a strip."""
+    return max(0, min((STRIP_BYTES * n_rows // max(8 * nnz, 1)).bit_length() - 1, STRIP_BITS))
+
+
+class Problem(NamedTuple):
+    """What children of a level are solved by."""
+
+    penalty: Penalty
+    rule: Rest
+    epochs: int
+    prune: float
+
+    @classmethod
+    def of(cls, p: TreeParameters, tree: int, last: bool) -> Problem:
+        """last: the children are labels."""
+        if last:
+            h2, h2_positive = 1.0 / p.C, 1.0 / (p.C * p.positive_weight)
+            return cls(
+                Penalty(p.lam, 1.0, h2, np.inf, h2_positive, np.inf, True), Rest(p.tol, QUIET), p.epochs, p.prune
+            )
+        c, epochs, prune = (
+            (p.inner_C, p.inner_epochs, p.prune) if tree != GUIDE else (_GUIDE_C, _GUIDE_EPOCHS, p.prune / 5.0)
+        )
+        return cls(Penalty(0.0, 1.0, 1.0 / c, np.inf, 1.0 / c, np.inf, True), Rest(p.tol, QUIET), epochs, prune)
+
+    def steps(self, seed: int, tree: int, level: int, first: int) -> Steps:
+        """How children first, first + 1, ... of a level are solved: the seed of their orders is their own."""
+        own = int(key_of(seed, TREE_ORDERS + (tree << 8) + level, first, 0)) >> 1
+        return Steps(own, 0, self.epochs, self.rule.least, 0.0)
+
+
+class Solution:
+    """Writes children as they are solved: a pack of `counts` of weights by parent, of weights by feature, of `bias`."""
+
+    def __init__(self, pack: PackWriter, n_features: int) -> None:
+        kinds = {
+            "counts": np.int64,
+            "features": np.int32,
+            "children": np.int32,
+            "values": np.float32,
+            "bias": np.float32,
+        }
+        self._writers = {name: PackedArrayWriter(pack, name, kind) for name, kind in kinds.items()}
+        room = LANES * n_features + 1
+        self._features, self._children, self._values = (
+            np.empty(room, kind) for kind in (np.int32, np.uint8, np.float32)
+        )
+        self._count = self.nnz = 0
+
+    def take(
+        self, used: int, n: int, first: int, names: NDArray[np.int32] | None, problem: Problem, lanes: Lanes
+    ) -> None:
+        """The first n lanes, which are children first, first + 1, ... of a parent. names: of the features."""
+        filled = take_entries(
+            used, len(lanes.v) // LANES, problem.penalty.lam, problem.prune, lanes, self._features, self._children, self._values
+        )  # fmt: skip
+        features = self._features[:filled]
+        self._writers["features"].append(features if names is None else names[features])
+        self._writers["children"].append(self._children[:filled].astype(np.int32) + first)
+        self._writers["values"].append(self._values[:filled])
+        learned = (used >> np.arange(n)) & 1 > 0
+        self._writers["bias"].append(np.where(learned, lanes.v0[:n], np.float32(-np.inf)))
+        self._count += filled
+
+    def end_parent(self) -> None:
+        """All children of a parent were taken."""
+        self._writers["counts"].append(np.array([self._count]))
+        self.nnz, self._count = self.nnz + self._count, 0
+
+    def close(self) -> None:
+        """All parents were taken."""
+        for writer in self._writers.values():
+            writer.close()
+
+
+@dataclass(frozen=True)
+class SolveJob:
+    """The children of parents [first, last) of a level below the root. before: packs of the beams of all rows.
+
+    max_entries: of rows that are held at a time, or those of one parent.
+    """
+
+    data: str
+    model: str
+    parameters: TreeParameters
+    seed: int
+    tree: int
+    level: int
+    first: int
+    last: int
+    before: tuple[str, ...]
+    max_entries: int
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The parents."""
+        return f"solve/{self.tree}/{self.level}/{self.first}-{self.last}"
+
+    def run(self) -> Receipt:
+        """Gather the rows of some parents, solve their children one parent after another, write."""
+        dataset = Dataset(self.data)
+        X, Y, p = dataset.X_rows(), dataset.Y_columns(), self.parameters
+        structure = Structure.read(structure_path(Path(self.model), self.tree), dataset.n_labels)
+        level = structure.levels[self.level]
+        problem = Problem.of(p, self.tree, level.last)
+        parents = list(self._parents(Y, structure, level))
+        sizes = [int(X.lengths(parent.rows)[1].sum()) for parent in parents]
+        with new_pack(Path(self.out)) as pack:
+            solver = _Solver(dataset.n_features, parents, sizes, problem, pack)
+            for low, high in fitting_ranges(sizes, self.max_entries):
+                rows = np.unique(np.concatenate([parent.rows for parent in parents[low:high]]))
+                x = CSR.of(X.gather(rows))
+                for number in range(low, high):
+                    stop_if_unwanted()
+                    first = int(level.ptr[self.first + number])
+                    steps = lambda of, first=first: problem.steps(self.seed, self.tree, self.level, first + of)  # noqa: E731
+                    solver.solve(x, np.searchsorted(rows, parents[number].rows), parents[number].y, steps)
+            solver.solution.close()
+        n_rows = sum(len(parent.rows) for parent in parents)
+        return {"nnz": solver.solution.nnz, "rows": n_rows, "bytes_read": X.bytes_read + Y.bytes_read,
+                "passes": n_rows / max(dataset.n_samples, 1)}  # fmt: skip
+
+    def _parents(self, Y: SparseMatrix, structure: Structure, level: Level) -> Iterator[_Parent]:
+        low, high = level.parents[self.first], level.parents[self.last]
+        others = Others(self.before, self.first, self.last)
+        labels = np.sort(structure.order[low:high])
+        columns = Y.gather(labels)
+        for number in range(self.first, self.last):
+            mine = structure.order[level.parents[number] : level.parents[number + 1]]
+            at = np.searchsorted(labels, mine)
+            parts = [columns.indices[columns.indptr[line] : columns.indptr[line + 1]] for line in at]
+            of_children = level.children[level.ptr[number] : level.ptr[number + 1] + 1] - level.parents[number]
+            ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])])[of_children]
+            found = np.concatenate(parts).astype(np.int64)
+            positive = np.unique(found)
+            more = others.drawn(number - self.first, int(np.ceil(self.parameters.negatives * len(positive))))
+            rows = np.sort(np.concatenate([positive, more]))
+            yield _Parent(rows, Labels(ends.astype(np.int64), np.searchsorted(rows, found)))
+
+
+class _Parent(NamedTuple):
+    """The rows of a parent, ascending, and which of these each of its children has, by their places."""
+
+    rows: NDArray[np.int64]
+    y: Labels
+
+
+class _Solver:
+    """Solves the children of one parent after another."""
+
+    def __init__(
+        self, n_features: int, parents: list[_Parent], sizes: list[int], problem: Problem, pack: PackWriter
+    ) -> None:  # fmt: skip
+        n, nnz = max(len(parent.rows) for parent in parents), max(sizes)
+        most = min(n_features, nnz)
+        self._lanes, self._problem, self.solution = new_lanes(n, most), problem, Solution(pack, most)
+        self._local_of, self._features = np.full(n_features, -1, np.int32), np.empty(n_features + 1, np.int32)
+        self._x = CSR(np.empty(n + 1, np.int64), np.empty(nnz, np.int32), np.empty(nnz, np.float32))
+        self._squares, self._alpha, self._sign = np.empty(n), np.zeros(n), np.zeros(n, np.int8)
+
+    def solve(self, x: CSR, at: NDArray[np.int64], y: Labels, steps: object) -> None:
+        """at: the parent's rows in x."""
+        n = len(at)
+        none = np.empty(0)
+        n_local, _ = localise(at, x, self._sign[:n], self._alpha[:n], self._local_of, self._features, none, self._x)
+        self._local_of[self._features[:n_local]] = -1
+        local = CSR(self._x.indptr[: n + 1], self._x.indices, self._x.values)
+        row_squares(local.indptr, local.values, 1.0, self._squares)
+        lanes = _sized(self._lanes, n, n_local)
+        for first in range(0, len(y.indptr) - 1, LANES):
+            used = solve_lanes(
+                first, local, self._squares[:n], ONCE.rows, y, ONCE.classes, self._problem.penalty, steps(first),
+                self._problem.rule, lanes,
+            )  # fmt: skip
+            mine = min(LANES, len(y.indptr) - 1 - first)
+            self.solution.take(used, mine, first, self._features, self._problem, lanes)
+        self.solution.end_parent()
+
+
+def _sized(lanes: Lanes, n: int, n_features: int) -> Lanes:
+    """A part of the work space, for so many rows and features."""
+    return lanes._replace(
+        v=lanes.v[: n_features * LANES], alpha=lanes.alpha[: n * LANES], positive=lanes.positive[:n], order=lanes.order[:n],
+        quiet=lanes.quiet[:n],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RootJob:
+    """Children first, first + 1, ... of a root, or groups of the guide, LANES at most, on all rows, as they stream by.
+
+    An epoch visits the rows that are awake in an order that is drawn, see `_Strips`.
+    """
+
+    data: str
+    model: str
+    parameters: TreeParameters
+    seed: int
+    tree: int
+    first: int
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The children."""
+        return f"solve/{self.tree}/0/{self.first}"
+
+    def run(self) -> Receipt:
+        """Solve, and write."""
+        dataset = Dataset(self.data)
+        if self.tree == GUIDE:
+            level, nodes = LEVEL, read_groups(Path(self.model), dataset.n_labels).astype(np.int32)
+        else:
+            structure = Structure.read(structure_path(Path(self.model), self.tree), dataset.n_labels)
+            level, nodes = structure.levels[0], structure.nodes_of_labels(0)[:, None]
+        problem = Problem.of(self.parameters, self.tree, level.last)
+        lanes, X = new_lanes(dataset.n_samples, dataset.n_features), dataset.X_rows()
+        n = min(LANES, level.n_children - self.first)
+        used = self._mark(dataset, nodes, problem.penalty, lanes)
+        steps = problem.steps(self.seed, self.tree, 0, self.first)
+        passes = _Strips(X, lanes).settle(problem, steps, used) if used else 0
+        with new_pack(Path(self.out)) as pack:
+            solution = Solution(pack, dataset.n_features)
+            solution.take(used, n, self.first, None, problem, lanes)
+            solution.end_parent()
+            solution.close()
+        return {"nnz": solution.nnz, "rows": dataset.n_samples, "bytes_read": X.bytes_read, "passes": passes}
+
+    def _mark(self, dataset: Dataset, nodes: NDArray[np.int32], penalty: Penalty, lanes: Lanes) -> int:
+        begin_lanes(0, Labels(np.zeros(1, np.int64), np.empty(0, np.int32)), ONCE.classes, penalty, lanes)
+        used = 0
+        for y in dataset.Y_rows().blocks(1 << 20):
+            some = lanes.positive[y.start : y.start + y.n]
+            mark_rows(Labels.of(y), nodes, self.first, some)
+            used |= int(np.bitwise_or.reduce(some, initial=0))
+        return used
+
+
+class _Strips:
+    """All rows in strips of neighbours, GROUP of them at a time in memory: see `kernels.order`."""
+
+    def __init__(self, X: SparseMatrix, lanes: Lanes) -> None:
+        self._X, self._lanes, self._n = X, lanes, X.n_lines
+        self._bits = strip_bits(X.n_lines, X.nnz)
+
+    def settle(self, problem: Problem, steps: Steps, used: int) -> float:
+        """As `settle_lanes`; returns how often all rows were read."""
+        lanes, n_strips = self._lanes, -(-self._n >> self._bits)
+        lanes.quiet[:] = 0
+        whole, n_read, slots = True, 0, np.empty(n_strips, np.int64)
+        for epoch in range(steps.epochs):
+            lanes.met[:] = 0
+            n_left, key = 0, key_of(steps.seed, 0, 0, epoch)
+            strip_slots(n_strips, np.uint64(key), slots)
+            by_slot = np.argsort(slots)
+            for number, first in enumerate(range(0, n_strips, GROUP)):
+                rows = self._awake(np.sort(by_slot[first : first + GROUP]))
+                n_read += len(rows)
+                if len(rows):
+                    order = np.uint64(key_of(steps.seed, 1, number, epoch))
+                    n_left += self._visit(rows, problem, used, order)
+            if lanes.met[:LANES].max() <= steps.tol or not n_left:
+                if whole:
+                    break
+                whole = True
+                lanes.quiet[:] = QUIET - 1
+            else:
+                whole = n_left == self._n
+        return n_read / max(self._n, 1)
+
+    def _awake(self, strips: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of some strips that are awake, ascending."""
+        rows = ((strips << self._bits)[:, None] + np.arange(1 << self._bits)).ravel()
+        rows = rows[rows < self._n]
+        return rows[self._lanes.quiet[rows] < QUIET]
+
+    def _visit(self, rows: NDArray[np.int64], problem: Problem, used: int, key: np.uint64) -> int:
+        """Visit some rows in the order of a key; returns how many are awake still."""
+        stop_if_unwanted()
+        lanes, n = self._lanes, len(rows)
+        x, squares = CSR.of(self._X.gather(rows)), np.empty(n)
+        row_squares(x.indptr, x.values, 1.0, squares)
+        alpha = lanes.alpha.reshape(-1, LANES)
+        mine = lanes._replace(
+            alpha=alpha[rows].ravel(), positive=lanes.positive[rows], order=np.arange(n), quiet=lanes.quiet[rows]
+        )
+        shuffle_awake(0, n, key, mine)
+        left = visit_lanes(x, squares, ONCE.rows, problem.penalty, np.uint16(used), n, problem.rule, mine)
+        alpha[rows], lanes.quiet[rows] = mine.alpha.reshape(-1, LANES), mine.quiet
+        return left
+
+
+@dataclass(frozen=True)
+class UnitJob:
+    """Write a unit of the model. parts: what was left by the jobs that solved its parents, in order."""
+
+    data: str
+    model: str
+    unit: Unit
+    parts: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The unit."""
+        return f"finalise/{self.unit.name}"
+
+    def run(self) -> Receipt:
+        """Read, pack, write."""
+        dataset, unit = Dataset(self.data), self.unit
+        level = LEVEL
+        if unit != GUIDE_UNIT:
+            level = Structure.read(structure_path(Path(self.model), unit.tree), dataset.n_labels).levels[unit.level]
+        arrays = [{name: open_array(Path(part) / name) for name in ("counts", "features", "children", "values", "bias")}
+                  for part in self.parts]  # fmt: skip
+        bias = np.concatenate([of["bias"].read(0, of["bias"].size) for of in arrays])
+        parents = self._parents(arrays) if unit.level else iter([self._root(arrays)])
+        made = write_unit(
+            unit.path(Path(self.model)), unit, level, dataset.n_features, bias, _counted(parents, level, unit)
+        )
+        return {**made, "name": unit.name}
+
+    def _parents(self, arrays: list[dict[str, object]]) -> Iterator[Entries]:
+        for of in arrays:
+            counts = of["counts"].read(0, of["counts"].size)
+            ends = np.concatenate([[0], np.cumsum(counts)])
+            for low, high in zip(ends[:-1], ends[1:], strict=True):
+                yield Entries(*(of[name].read(int(low), int(high)) for name in ("features", "children", "values")))
+
+    def _root(self, arrays: list[dict[str, object]]) -> Entries:
+        return Entries(*(
+            np.concatenate([of[name].read(0, of[name].size) for of in arrays]) for name in ("features", "children", "values")
+        ))  # fmt: skip
+
+
+def _counted(parents: Iterator[Entries], level: Level, unit: Unit) -> Iterator[Entries]:
+    """Children as numbers of the level, where they were counted from the first of their parent."""
+    for number, entries in enumerate(parents):
+        first = int(level.ptr[unit.first + number])
+        yield Entries(entries.features, entries.children.astype(np.int64) + first, entries.values)

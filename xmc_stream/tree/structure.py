@@ -1,0 +1,125 @@
+"""The shape of a tree: the order of its labels, and the nodes of each level as ranges of that order.
+
+The labels of a node stand beside each other. Level 0 has the children of the root; the last level has the labels, whose
+parents are the leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.store.chunks import open_array
+from xmc_stream.store.encoding import ArrayWriter, index_dtype, new_store
+from xmc_stream.store.model import CHUNK_BYTES
+
+ORDER = "order"
+
+
+def depth_of(n_labels: int, max_leaf: int) -> int:
+    """Splits of all labels in halves until a leaf has at most max_leaf, or one label."""
+    wanted = max(0, (-(-n_labels // max_leaf) - 1).bit_length())
+    return min(wanted, max(n_labels.bit_length() - 1, 0))
+
+
+def depths_of(n_labels: int, max_leaf: int, branching: int) -> list[int]:
+    """How many splits lie above the nodes of each level but the last: none where there is one leaf.
+
+    A node has at most `branching` children. One more split than the root has room for makes no level of its own.
+    """
+    depth, most = depth_of(n_labels, max_leaf), branching.bit_length() - 1
+    first = min(depth, most)
+    if depth <= first + 1:
+        return [first] if first else []
+    levels = -(-(depth - first) // most)
+    return [first, *(first + (depth - first) * (level + 1) // levels for level in range(levels))]
+
+
+@dataclass(frozen=True)
+class Level:
+    """Children of one level, by parent.
+
+    number: of the level. parents (n + 1,), children (m + 1,): where the labels of each begin in the order; last: the
+    children are labels.
+    """
+
+    number: int
+    parents: NDArray[np.int64]
+    children: NDArray[np.int64]
+    last: bool
+
+    @property
+    def n_parents(self) -> int:
+        """Nodes whose children these are."""
+        return len(self.parents) - 1
+
+    @property
+    def n_children(self) -> int:
+        """Of all parents."""
+        return len(self.children) - 1
+
+    @cached_property
+    def ptr(self) -> NDArray[np.int64]:
+        """Where the children of each parent begin, (n + 1,)."""
+        return np.searchsorted(self.children, self.parents).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One tree. order (K,): its labels; bounds: of the nodes of each level but the last."""
+
+    order: NDArray[np.int64]
+    bounds: Sequence[NDArray[np.int64]]
+
+    @property
+    def n_labels(self) -> int:
+        """K."""
+        return len(self.order)
+
+    @cached_property
+    def levels(self) -> list[Level]:
+        """From the root down."""
+        k = self.n_labels
+        all_bounds = [np.array([0, k]), *self.bounds, np.arange(k + 1)]
+        pairs = enumerate(itertools.pairwise(all_bounds))
+        return [Level(i, above, below, i == len(self.bounds)) for i, (above, below) in pairs]
+
+    def nodes_of_labels(self, level: int) -> NDArray[np.int32]:
+        """The node of a level that each label lies below (K,)."""
+        nodes = np.empty(self.n_labels, np.int32)
+        sizes = np.diff(self.levels[level].children)
+        nodes[self.order] = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        return nodes
+
+    def write(self, path: Path) -> None:
+        """Into a store of its own."""
+        with new_store(path, {}) as group:
+            arrays = {ORDER: self.order.astype(index_dtype(self.n_labels))}
+            arrays |= {f"bounds-{i}": bounds for i, bounds in enumerate(self.bounds)}
+            for name, values in arrays.items():
+                writer = ArrayWriter(group, name, values.dtype, CHUNK_BYTES)
+                writer.append(values)
+                writer.close()
+
+    @classmethod
+    def read(cls, path: Path, n_labels: int) -> Structure:
+        """Of a store. Raises StoreError where it is no tree of so many labels."""
+        arrays, level = {ORDER: path / ORDER}, 0
+        while (bounds := path / f"bounds-{level}").exists():
+            arrays[f"bounds-{level}"], level = bounds, level + 1
+        order, *levels = (open_array(place).read_checked(0, open_array(place).size) for place in arrays.values())
+        made = cls(order.astype(np.int64), levels)
+        edges = [level.children for level in made.levels]
+        whole = len(order) == n_labels and (np.bincount(order, minlength=n_labels) == 1).all()
+        for above, below in itertools.pairwise([np.array([0, n_labels]), *edges]):
+            whole = whole and (np.diff(below) > 0).all() and np.isin(above, below).all()
+        if not whole:
+            raise StoreError(f"{path} is no tree of {n_labels} labels: it is damaged; train the model again")
+        return made
