@@ -177,8 +177,8 @@ def _sides(
 class SplitJob:
     """Split a node of a clustering, or all labels, down to a depth.
 
-    before: what the job left that split the labels down to depth `begin`, "" where that is 0; node: of that depth. hold: its
-    vectors stay in memory.
+    before: what the job left that split the labels down to depth `begin`, "" where that is 0; node: of that depth. held: labels
+    whose vectors may stay in memory.
     """
 
     vectors: Vectors
@@ -189,7 +189,7 @@ class SplitJob:
     begin: int
     end: int
     before: str
-    hold: bool
+    held: int
     out: str
 
     @property
@@ -203,7 +203,7 @@ class SplitJob:
         if self.before:
             order, bounds = read_split(Path(self.before))
             labels = order[bounds[self.node] : bounds[self.node + 1]]
-        lines = _Lines(self.vectors, labels, self.hold)
+        lines = _Lines(self.vectors, labels, len(labels) <= self.held)
         order, bounds = split(lines, len(labels), self.seed, self.clustering, self.node, self.begin, self.end)
         with new_pack(Path(self.out)) as pack:
             pack.write("labels", labels[order])

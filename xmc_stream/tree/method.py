@@ -38,7 +38,7 @@ class TreeForecaster(Forecaster):
         levels = len(depths(p, k)) + 1
         groups = -(-(1 << depths(p, k)[0] if levels > 1 else k) // 16)
         vectors = -(-k // sizes.labels) if levels > 1 else 0
-        of_root = p.n_trees * groups * (p.inner_epochs if levels > 1 else p.epochs)
+        of_root = p.n_trees * groups * p.epochs
         down = p.n_trees * (levels - 1)
         gathered = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * down
         per_label = -(-p.max_leaf // 16)
@@ -68,7 +68,7 @@ class TreeWarmUp(WarmUp):
     def load(self) -> None:
         """A tree of two levels of nodes."""
         with a_few_rows(k=12) as dataset:
-            p = TreeParameters(max_leaf=2, branching=2)
+            p = TreeParameters(max_leaf=2, root=2, branching=2)
             train_a_few(TreeRun, dataset, "tree", p)
 
 

@@ -19,15 +19,12 @@ class TreeParameters(Parameters):
     grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {"tree": {"C": (1.0, 2.0)}}
 
     n_trees: int = parameter(1, Whole("Trees, whose scores are averaged."))
-    max_leaf: int = parameter(100, Whole("Labels of a leaf, at most, and at least half as many: see branching."))
-    branching: int = parameter(
+    max_leaf: int = parameter(100, Whole("Labels of a leaf, at most, and at least half as many."))
+    root: int = parameter(
         256,
-        Whole(
-            "Children of a node, at most; a power of two counts. All rows see the children of the root. Where the leaves are "
-            "twice as many, they hang below the root too, and are twice as large.",
-            least=2,
-        ),
+        Whole("Children of the root, at most; a power of two counts. All rows see them.", least=2),
     )
+    branching: int = parameter(16, Whole("Children of other nodes, at most; a power of two counts.", least=2))
     beam: int = parameter(
         10,
         Whole("Nodes of a level that a row goes on from. Prediction may use another number, training uses this one."),
@@ -36,7 +33,7 @@ class TreeParameters(Parameters):
     positive_weight: float = parameter(
         1.0, Number("How many times C counts for rows that have the label.", open_least=True)
     )
-    inner_C: float = parameter(2.0, Number("Weight of the loss of nodes.", open_least=True))
+    C_nodes: float = parameter(2.0, Number("Weight of the loss of nodes.", open_least=True))
     lam: float = parameter(0.05, Number("Weight of the l1 term of labels; nodes have none."))
     prune: float = parameter(0.1, Number("The model leaves out weights |w_j| below it, the bias never. 0: off."))
     negatives: float = parameter(
@@ -46,6 +43,5 @@ class TreeParameters(Parameters):
             "drawn among the rows whose beam has the node."
         ),
     )
-    epochs: int = parameter(20, Whole("Visits of each row while labels are solved, at most."))
-    inner_epochs: int = parameter(6, Whole("Visits of each row while nodes are solved, at most."))
+    epochs: int = parameter(6, Whole("Visits of each row while children are solved, at most."))
     tol: float = parameter(0.1, Number("Steps are taken where the gradient of the dual is larger."))

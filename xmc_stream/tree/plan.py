@@ -22,6 +22,7 @@ from xmc_stream.tree.structure import Level, depths_of
 
 ENTRY_BYTES = 8 + 8 + 8  # of an entry of X as it is gathered, checked, and with local features
 _JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
+_ROOT_WORK = 1 << 26  # entries of X times groups of LANES children, of a job: some seconds
 _VECTOR = 4 * DIMENSIONS
 _STRUCTURE = 40  # of a label: the order, nodes of labels
 _FIXED = 8 * MIB
@@ -29,22 +30,23 @@ _FIXED = 8 * MIB
 
 @dataclass(frozen=True)
 class TreePlan:
-    """labels: of a job of vectors; depth: from which on nodes are split by jobs of their own; hold: vectors stay in memory.
+    """labels: of a job of vectors; depth: from which on nodes are split by jobs of their own; held: labels whose vectors fit.
 
-    entries: of X, that a job of solving may hold; cache_bytes: of weights in memory while rows go down.
+    entries: of X, that a job of solving may hold; groups: of LANES children of the root, of a job; cache_bytes: of weights in memory while rows go down.
     """
 
     labels: int
     depth: int
-    hold: bool
+    held: int
     entries: int
+    groups: int
     cache_bytes: int
     block_bytes: int
 
 
 def depths(p: TreeParameters, n_labels: int) -> list[int]:
     """Of the levels of a tree of so many labels."""
-    return depths_of(n_labels, p.max_leaf, p.branching)
+    return depths_of(n_labels, p.max_leaf, p.root, p.branching)
 
 
 def rows_of_parents(
@@ -65,7 +67,7 @@ def cut_parents(rows: NDArray[np.int64], level: Level, unit: Unit, row_entries: 
 def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> dict[str, dict[str, int]]:
     """Bytes by component of each phase, at least."""
     t, n, d, k = plan.threads, dataset.n_samples, dataset.n_features, dataset.n_labels
-    X, Y = dataset.X_rows(), dataset.Y_rows()
+    X = dataset.X_rows()
     row_entries, block = X.nnz / max(n, 1), plan.row_block_bytes
     beams = max((high - low for low, high in row_ranges(n)), default=1)
     largest = _largest_parent(dataset, p)
@@ -97,8 +99,9 @@ def _largest_parent(dataset: Dataset, p: TreeParameters) -> int:
 
 def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> TreePlan:
     """Share the budget. Raises MemoryLimitError where the smallest pieces do not fit."""
-    for what, needs in least_needs(plan, dataset, p).items():
-        plan.refuse_unless(needs, f"the label tree: {what}")
+    needs = least_needs(plan, dataset, p)
+    for what, parts in needs.items():
+        plan.refuse_unless(parts, f"the label tree: {what}")
     k, each, at_once = dataset.n_labels, plan.per_thread, plan.threads * plan.processes
     X, n = dataset.X_rows(), max(dataset.n_samples, 1)
     room = max(min(k, WINDOW), (each - 3 * plan.row_block_bytes) // _VECTOR)
@@ -109,10 +112,13 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> TreePlan
     room = (each - LABEL_BYTES * k) // (2 * _VECTOR)
     while depth < deepest and ((k >> depth) > room or (1 << depth < at_once and k >> depth > WINDOW)):
         depth += 1
-    weights = plan.budget - sum(least_needs(plan, dataset, p)["rows on their way down"].values())
-    fixed = least_needs(plan, dataset, p)["children of nodes"]
+    weights = plan.budget - sum(needs["rows on their way down"].values())
+    fixed = needs["children of nodes"]
     left = (plan.budget - sum(fixed.values())) // plan.threads
     entries = max(1, left // 2 // ENTRY_BYTES) + int(_largest_parent(dataset, p) * X.nnz / n)
-    return TreePlan(
-        labels, depth, (k >> depth) <= room, entries, plan.threads * _FIXED + max(0, weights), plan.row_block_bytes
+    one = lanes_bytes(X.n_lines, dataset.n_features)
+    spare = plan.budget - sum(needs["children of the root"].values())
+    groups = max(
+        1, min(_ROOT_WORK // max(X.nnz, 1), 1 + spare // plan.threads // one, -(-(p.root // LANES) // at_once), 8)
     )
+    return TreePlan(labels, depth, room, entries, groups, plan.threads * _FIXED + max(0, weights), plan.row_block_bytes)

@@ -113,21 +113,18 @@ class TreeRun(TrainingRun):
             yield Phase("vectors", jobs, "adding up the rows of labels", (0.0, _CLUSTERED / 2), twice=True)
         vectors = Vectors(tuple(first for first, _ in spans), tuple(job.out for job in jobs))
 
-        def split(tree: int, node: int, begin: int, end: int, before: str, hold: bool) -> SplitJob:
+        def split(tree: int, node: int, begin: int, end: int, before: str = "") -> SplitJob:
             out = self._state("splits", f"{tree}-{begin}-{end}-{node}")
-            return SplitJob(vectors, k, self.seed, tree, node, begin, end, before, hold, out)
+            return SplitJob(vectors, k, self.seed, tree, node, begin, end, before, self._sizes.held, out)
 
         begin = min(depth, deepest) or deepest
-        tops = [split(tree, 0, 0, begin, "", self._sizes.hold and begin == deepest) for tree in range(p.n_trees)]
+        tops = [split(tree, 0, 0, begin) for tree in range(p.n_trees)]
         parts: list[list[SplitJob]] = [[top] for top in tops]
-        groups = [
-            split(FIRST_CLUSTERING + r, 0, 0, DEPTH, "", False)
-            for r in range(CLUSTERINGS if self._score["guide"] else 0)
-        ]
+        groups = [split(FIRST_CLUSTERING + r, 0, 0, DEPTH) for r in range(CLUSTERINGS if self._score["guide"] else 0)]
         yield Phase("splits", [*tops, *groups], "splitting the labels", (_CLUSTERED / 2, _CLUSTERED * 0.75), twice=True)
         if begin < deepest:
             parts = [
-                [split(tree, node, begin, deepest, top.out, self._sizes.hold) for node in range(1 << begin)]
+                [split(tree, node, begin, deepest, top.out) for node in range(1 << begin)]
                 for tree, top in enumerate(tops)
             ]
             every = [job for of_tree in parts for job in of_tree]
@@ -142,18 +139,7 @@ class TreeRun(TrainingRun):
 
     def _guide(self, progress: _Progress) -> Steps:
         """Solve and write the groups of the guide; returns the receipt of the unit."""
-        jobs = [
-            RootJob(
-                self._data,
-                self._model,
-                self.parameters,
-                self.seed,
-                GUIDE,
-                first,
-                self._state("solved", f"guide-{first}"),
-            )
-            for first in range(0, N_GROUPS, LANES)
-        ]
+        jobs = self._root_jobs(GUIDE, N_GROUPS)
         yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
         job = UnitJob(self._data, self._model, GUIDE_UNIT, tuple(job.out for job in jobs))
         (receipt,) = yield Phase(
@@ -168,10 +154,7 @@ class TreeRun(TrainingRun):
         p, dataset = self.parameters, self.dataset
         units = units_of(tree, level)
         if level.number == 0:
-            roots = [
-                RootJob(self._data, self._model, p, self.seed, tree, first, self._state("solved", f"{tree}-0-{first}"))
-                for first in range(0, level.n_children, LANES)
-            ]
+            roots = self._root_jobs(tree, level.n_children)
             parts, jobs = [roots], list(roots)
         else:
             rows = rows_of_parents(dataset.label_counts(), structure.order, level, p, dataset.n_samples)
@@ -193,9 +176,26 @@ class TreeRun(TrainingRun):
         words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"
         return (yield Phase("finalise", writes, words, progress.span(0.7, 0.75), twice=True))
 
+    def _root_jobs(self, tree: int, n_children: int) -> list[RootJob]:
+        """Jobs for the children of a root, or the groups of the guide."""
+        step = LANES * self._sizes.groups
+        spans = [(first, min(first + step, n_children)) for first in range(0, n_children, step)]
+        return [
+            RootJob(
+                self._data,
+                self._model,
+                self.parameters,
+                self.seed,
+                tree,
+                *span,
+                self._state("solved", f"{tree}-0-{span[0]}-{span[1]}"),
+            )
+            for span in spans
+        ]
+
     def _solve_jobs(self, unit: Unit, spans: list[tuple[int, int]], before: tuple[str, ...]) -> Iterator[SolveJob]:
         for first, last in spans:
-            out = self._state("solved", f"{unit.tree}-{unit.level}-{first}")
+            out = self._state("solved", f"{unit.tree}-{unit.level}-{first}-{last}")
             yield SolveJob(
                 self._data, self._model, self.parameters, self.seed, unit.tree, unit.level, first, last, before,
                 self._sizes.entries, out,

@@ -9,7 +9,7 @@ lam is 0 for nodes. R(c) has the rows with a label below c, and of those whose b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -69,15 +69,18 @@ class Problem(NamedTuple):
             return cls(
                 Penalty(p.lam, 1.0, h2, np.inf, h2_positive, np.inf, True), Rest(p.tol, QUIET), p.epochs, p.prune
             )
-        c, epochs, prune = (
-            (p.inner_C, p.inner_epochs, p.prune) if tree != GUIDE else (_GUIDE_C, _GUIDE_EPOCHS, p.prune / 5.0)
-        )
+        c, epochs, prune = (p.C_nodes, p.epochs, p.prune) if tree != GUIDE else (_GUIDE_C, _GUIDE_EPOCHS, p.prune / 5.0)
         return cls(Penalty(0.0, 1.0, 1.0 / c, np.inf, 1.0 / c, np.inf, True), Rest(p.tol, QUIET), epochs, prune)
 
     def steps(self, seed: int, tree: int, level: int, first: int) -> Steps:
         """How children first, first + 1, ... of a level are solved: the seed of their orders is their own."""
         own = int(key_of(seed, TREE_ORDERS + (tree << 8) + level, first, 0)) >> 1
         return Steps(own, 0, self.epochs, self.rule.least, 0.0)
+
+    @staticmethod
+    def strips_key(seed: int, tree: int, epoch: int) -> np.uint64:
+        """Of the order of strips: all children of a root share it."""
+        return np.uint64(key_of(seed, TREE_ORDERS + (tree << 8), 0, 1 + epoch))
 
 
 class Solution:
@@ -239,9 +242,10 @@ def _sized(lanes: Lanes, n: int, n_features: int) -> Lanes:
 
 @dataclass(frozen=True)
 class RootJob:
-    """Children first, first + 1, ... of a root, or groups of the guide, LANES at most, on all rows, as they stream by.
+    """Children [first, last) of a root, or groups of the guide, on all rows, as they stream by.
 
-    An epoch visits the rows that are awake in an order that is drawn, see `_Strips`.
+    LANES of them are solved beside each other. An epoch takes strips of neighbouring rows in an order that is drawn, GROUP at
+    a time (`kernels.order`), and visits those of their rows that are awake, in an order that is drawn too.
     """
 
     data: str
@@ -250,12 +254,13 @@ class RootJob:
     seed: int
     tree: int
     first: int
+    last: int
     out: str
 
     @property
     def key(self) -> str:
         """The children."""
-        return f"solve/{self.tree}/0/{self.first}"
+        return f"solve/{self.tree}/0/{self.first}-{self.last}"
 
     def run(self) -> Receipt:
         """Solve, and write."""
@@ -266,80 +271,110 @@ class RootJob:
             structure = Structure.read(structure_path(Path(self.model), self.tree), dataset.n_labels)
             level, nodes = structure.levels[0], structure.nodes_of_labels(0)[:, None]
         problem = Problem.of(self.parameters, self.tree, level.last)
-        lanes, X = new_lanes(dataset.n_samples, dataset.n_features), dataset.X_rows()
-        n = min(LANES, level.n_children - self.first)
-        used = self._mark(dataset, nodes, problem.penalty, lanes)
-        steps = problem.steps(self.seed, self.tree, 0, self.first)
-        passes = _Strips(X, lanes).settle(problem, steps, used) if used else 0
+        together = []
+        for first in range(self.first, self.last, LANES):
+            lanes = new_lanes(dataset.n_samples, dataset.n_features)
+            used = self._mark(dataset, nodes, first, problem.penalty, lanes)
+            steps = problem.steps(self.seed, self.tree, 0, first)
+            together.append(_Group(first, min(LANES, self.last - first), lanes, used, steps))
+        strips = _Strips(dataset.X_rows(), together)
+        passes = strips.settle(problem, lambda epoch: problem.strips_key(self.seed, self.tree, epoch))
         with new_pack(Path(self.out)) as pack:
             solution = Solution(pack, dataset.n_features)
-            solution.take(used, n, self.first, None, problem, lanes)
+            for group in together:
+                solution.take(group.used, group.n, group.first, None, problem, group.lanes)
             solution.end_parent()
             solution.close()
-        return {"nnz": solution.nnz, "rows": dataset.n_samples, "bytes_read": X.bytes_read, "passes": passes}
+        return {"nnz": solution.nnz, "bytes_read": strips.bytes_read, "passes": passes}
 
-    def _mark(self, dataset: Dataset, nodes: NDArray[np.int32], penalty: Penalty, lanes: Lanes) -> int:
+    def _mark(self, dataset: Dataset, nodes: NDArray[np.int32], first: int, penalty: Penalty, lanes: Lanes) -> int:
         begin_lanes(0, Labels(np.zeros(1, np.int64), np.empty(0, np.int32)), ONCE.classes, penalty, lanes)
         used = 0
         for y in dataset.Y_rows().blocks(1 << 20):
             some = lanes.positive[y.start : y.start + y.n]
-            mark_rows(Labels.of(y), nodes, self.first, some)
+            mark_rows(Labels.of(y), nodes, first, some)
             used |= int(np.bitwise_or.reduce(some, initial=0))
         return used
 
 
-class _Strips:
-    """All rows in strips of neighbours, GROUP of them at a time in memory: see `kernels.order`."""
+@dataclass
+class _Group:
+    """Children first, first + 1, ... beside each other. going: they have not settled; whole: all rows are visited."""
 
-    def __init__(self, X: SparseMatrix, lanes: Lanes) -> None:
-        self._X, self._lanes, self._n = X, lanes, X.n_lines
+    first: int
+    n: int
+    lanes: Lanes
+    used: int
+    steps: Steps
+    going: bool = True
+    whole: bool = True
+    n_awake: int = 0
+
+
+class _Strips:
+    """All rows in strips, for some groups of children."""
+
+    def __init__(self, X: SparseMatrix, together: list[_Group]) -> None:
+        self._X, self._n, self._together = X, X.n_lines, together
         self._bits = strip_bits(X.n_lines, X.nnz)
 
-    def settle(self, problem: Problem, steps: Steps, used: int) -> float:
-        """As `settle_lanes`; returns how often all rows were read."""
-        lanes, n_strips = self._lanes, -(-self._n >> self._bits)
-        lanes.quiet[:] = 0
-        whole, n_read, slots = True, 0, np.empty(n_strips, np.int64)
-        for epoch in range(steps.epochs):
-            lanes.met[:] = 0
-            n_left, key = 0, key_of(steps.seed, 0, 0, epoch)
-            strip_slots(n_strips, np.uint64(key), slots)
+    @property
+    def bytes_read(self) -> int:
+        """Of X."""
+        return self._X.bytes_read
+
+    def settle(self, problem: Problem, key: Callable[[int], np.uint64]) -> float:
+        """As `settle_lanes`, of each group; returns how often all rows were read. key: of the strips of an epoch."""
+        n_strips, n_read = -(-self._n >> self._bits), 0
+        slots = np.empty(n_strips, np.int64)
+        for group in self._together:
+            group.lanes.quiet[:], group.going = 0, group.used > 0
+        for epoch in range(problem.epochs):
+            going = [group for group in self._together if group.going]
+            if not going:
+                break
+            strip_slots(n_strips, key(epoch), slots)
+            for group in going:
+                group.lanes.met[:], group.n_awake = 0, 0
             by_slot = np.argsort(slots)
             for number, first in enumerate(range(0, n_strips, GROUP)):
-                rows = self._awake(np.sort(by_slot[first : first + GROUP]))
-                n_read += len(rows)
-                if len(rows):
-                    order = np.uint64(key_of(steps.seed, 1, number, epoch))
-                    n_left += self._visit(rows, problem, used, order)
-            if lanes.met[:LANES].max() <= steps.tol or not n_left:
-                if whole:
-                    break
-                whole = True
-                lanes.quiet[:] = QUIET - 1
-            else:
-                whole = n_left == self._n
+                n_read += self._visit(np.sort(by_slot[first : first + GROUP]), going, problem, number, epoch)
+            for group in going:
+                self._end_epoch(group)
         return n_read / max(self._n, 1)
 
-    def _awake(self, strips: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of some strips that are awake, ascending."""
+    def _visit(self, strips: NDArray[np.int64], going: list[_Group], problem: Problem, number: int, epoch: int) -> int:
+        """Visit the rows of some strips; returns how many were read."""
+        stop_if_unwanted()
         rows = ((strips << self._bits)[:, None] + np.arange(1 << self._bits)).ravel()
         rows = rows[rows < self._n]
-        return rows[self._lanes.quiet[rows] < QUIET]
-
-    def _visit(self, rows: NDArray[np.int64], problem: Problem, used: int, key: np.uint64) -> int:
-        """Visit some rows in the order of a key; returns how many are awake still."""
-        stop_if_unwanted()
-        lanes, n = self._lanes, len(rows)
-        x, squares = CSR.of(self._X.gather(rows)), np.empty(n)
+        awake = [group.lanes.quiet[rows] < QUIET for group in going]
+        rows = rows[np.logical_or.reduce(awake)]
+        if not len(rows):
+            return 0
+        x, squares = CSR.of(self._X.gather(rows)), np.empty(len(rows))
         row_squares(x.indptr, x.values, 1.0, squares)
-        alpha = lanes.alpha.reshape(-1, LANES)
-        mine = lanes._replace(
-            alpha=alpha[rows].ravel(), positive=lanes.positive[rows], order=np.arange(n), quiet=lanes.quiet[rows]
-        )
-        shuffle_awake(0, n, key, mine)
-        left = visit_lanes(x, squares, ONCE.rows, problem.penalty, np.uint16(used), n, problem.rule, mine)
-        alpha[rows], lanes.quiet[rows] = mine.alpha.reshape(-1, LANES), mine.quiet
-        return left
+        for group in going:
+            lanes, alpha = group.lanes, group.lanes.alpha.reshape(-1, LANES)
+            order = np.flatnonzero(lanes.quiet[rows] < QUIET)
+            mine = lanes._replace(
+                alpha=alpha[rows].ravel(), positive=lanes.positive[rows], order=order, quiet=lanes.quiet[rows]
+            )
+            n = len(order)
+            shuffle_awake(0, n, np.uint64(key_of(group.steps.seed, 1, number, epoch)), mine)
+            group.n_awake += visit_lanes(
+                x, squares, ONCE.rows, problem.penalty, np.uint16(group.used), n, problem.rule, mine
+            )
+            alpha[rows], lanes.quiet[rows] = mine.alpha.reshape(-1, LANES), mine.quiet
+        return len(rows)
+
+    def _end_epoch(self, group: _Group) -> None:
+        if group.lanes.met[:LANES].max() <= group.steps.tol or not group.n_awake:
+            group.going = not group.whole
+            group.whole = True
+            group.lanes.quiet[:] = QUIET - 1
+        else:
+            group.whole = group.n_awake == self._n
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,15 @@ def depth_of(n_labels: int, max_leaf: int) -> int:
     return min(wanted, max(n_labels.bit_length() - 1, 0))
 
 
-def depths_of(n_labels: int, max_leaf: int, branching: int) -> list[int]:
+def depths_of(n_labels: int, max_leaf: int, root: int, branching: int) -> list[int]:
     """How many splits lie above the nodes of each level but the last: none where there is one leaf.
 
-    A node has at most `branching` children. One more split than the root has room for makes no level of its own.
+    The root has at most `root` children, other nodes at most `branching`; there are as few levels as that takes, and the
+    nodes near the leaves are full.
     """
-    depth, most = depth_of(n_labels, max_leaf), branching.bit_length() - 1
-    first = min(depth, most)
-    if depth <= first + 1:
-        return [first] if first else []
-    levels = -(-(depth - first) // most)
-    return [first, *(first + (depth - first) * (level + 1) // levels for level in range(levels))]
+    depth, most, step = depth_of(n_labels, max_leaf), root.bit_length() - 1, branching.bit_length() - 1
+    below = max(0, -(-(depth - most) // step))
+    return [max(1, depth - step * level) for level in range(below, -1, -1)] if depth else []
 
 
 @dataclass(frozen=True)

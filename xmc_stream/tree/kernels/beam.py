@@ -1,6 +1,6 @@
 """Rows on their way down a tree: the children of the nodes that a row goes on from are scored, and the best are kept.
 
-The margin of child k is z_k = w_k.x + b_k, summed in the order of the row's features in whole units of the child's scale. The
+The margin of child k is z_k = w_k.x + b_k, summed in the order of the row's features, by whole units of the child's scale. The
 path of a child is S_k = S_parent - max(0, 1 - z_k)^3, that of the root 0. Pairs of a row and a node are visited node by node,
 so that a node's weights are read once. What is kept does not depend on the order: ties go to the lower number.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.ranking import insert
-from xmc_stream.tree.kernels.records import Panels, hash_of
+from xmc_stream.tree.kernels.records import Panels, margins
 
 _0, _1 = np.float32(0.0), np.float32(1.0)
 
@@ -70,48 +70,19 @@ def pairs_by_node(nodes: NDArray[np.int32], n_nodes: int) -> tuple[NDArray[np.in
     return places, ptr
 
 
-@inner_kernel
-def margins(i: int, x: CSR, panel: int, of: Panels, z: NDArray[np.float32]) -> int:
-    """z[t] = the margin of child t of a panel for row i; returns how many children it has."""
-    indptr, indices, values = x
-    low = of.children[panel]
-    m, local = of.children[panel + 1] - low, low - of.children[0]
-    shift, start, first = of.word - np.int64(of.bits[panel]), of.starts[panel], of.buckets[panel]
-    mask = (1 << shift) - 1
-    for t in range(m):
-        z[t] = _0
-    for q in range(indptr[i], indptr[i + 1]):
-        h = hash_of(np.int64(indices[q]), of.word)
-        rest, place = h & mask, first + (h >> shift)
-        p, end = start + np.int64(of.offsets[place]), start + np.int64(of.offsets[place + 1])
-        while p < end:
-            n = np.int64(of.records[p + 2]) + 1
-            if np.int64(of.records[p]) | (np.int64(of.records[p + 1]) << 8) == rest:
-                value = values[q]
-                p += 3
-                for _ in range(n):
-                    z[of.records[p]] += value * np.float32(np.int8(of.records[p + 1]))
-                    p += 2
-                break
-            p += 3 + 2 * n
-    for t in range(m):
-        z[t] = z[t] * of.scale[local + t] + of.bias[local + t]
-    return m
-
-
 @kernel
 def go_down(
     x: CSR, places: NDArray[np.int64], ptr: NDArray[np.int64], above: Beams, of: Panels, below: Beams
 ) -> None:  # fmt: skip
     """Fold the children of some parents into the beams of their level. places, ptr: `pairs_by_node` of above."""
-    z, b = np.empty(256, np.float32), above.nodes.shape[1]
+    z, b, weights = np.empty(256, np.float32), above.nodes.shape[1], of.records.view(np.int8)
     for parent in range(len(of.panels) - 1):
         for q in range(ptr[of.first + parent], ptr[of.first + parent + 1]):
             i, t = places[q] // b, places[q] % b
             nodes, paths = below.nodes[i], below.paths[i]
             worst = paths[len(paths) - 1]
             for panel in range(of.panels[parent], of.panels[parent + 1]):
-                m = margins(i, x, panel, of, z)
+                m = margins(i, x, panel, of, weights, z)
                 for u in range(m):
                     short = max(_0, _1 - z[u])
                     path = above.paths[i, t] - short * short * short
@@ -147,14 +118,14 @@ def score_labels(
 
     score = -max(0, short - z)^3 + path S_leaf + the terms of its groups.
     """
-    z, b = np.empty(256, np.float32), above.nodes.shape[1]
+    z, b, weights = np.empty(256, np.float32), above.nodes.shape[1], of.records.view(np.int8)
     for parent in range(len(of.panels) - 1):
         for q in range(ptr[of.first + parent], ptr[of.first + parent + 1]):
             i, t = places[q] // b, places[q] % b
             labels, scores, zs = best.labels[i], best.scores[i], best.margins[i]
             base = rule.path * above.paths[i, t]
             for panel in range(of.panels[parent], of.panels[parent + 1]):
-                m = margins(i, x, panel, of, z)
+                m = margins(i, x, panel, of, weights, z)
                 for u in range(m):
                     short = max(_0, rule.short - z[u])
                     score = base - short * short * short
@@ -169,9 +140,9 @@ def score_labels(
 @kernel
 def hint_terms(x: CSR, of: Panels, weight: np.float32, terms: NDArray[np.float32]) -> None:
     """terms[i, g] = -weight max(0, 1 - z_g)^3 for the groups of the guide, which are the children of its one parent."""
-    z = np.empty(256, np.float32)
+    z, weights = np.empty(256, np.float32), of.records.view(np.int8)
     for i in range(len(terms)):
-        m = margins(i, x, 0, of, z)
+        m = margins(i, x, 0, of, weights, z)
         for g in range(m):
             short = max(_0, _1 - z[g])
             terms[i, g] = -weight * short * short * short

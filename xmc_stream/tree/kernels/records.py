@@ -2,8 +2,9 @@
 
 The children of a node are cut into panels of at most PANEL. A panel has buckets of features by hash, and in a bucket a record
 a feature: what of the hash the bucket does not say (2 bytes), how many of the children have a weight for it, less one (1
-byte), and of each its number in the panel and the weight (1 byte each). A weight is scale_k times a whole number from -127 to
-127. The hash of feature j is j times an odd number, modulo the power of two above D: no two features have the same.
+byte), and of each its number in the panel and the weight (1 byte each). Where half of many children have one, there are the weights of all
+children in turn, and FULL in the place of their number. A weight is scale_k times a whole number from -127 to 127. The hash
+of feature j is j times an odd number, modulo the power of two above D: no two features have the same.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import order_of
 
@@ -20,10 +22,12 @@ PANEL = 256
 MOST = 127  # of a weight, in units of its scale
 ODD = 2654435769  # 2^32 / golden ratio
 REST_BITS = 16
+FULL, LEAST_FULL = 255, 16  # children of a panel, at least, where a record may have the weights of all
+_0, _1, _2, _3, _8 = (np.uint64(n) for n in (0, 1, 2, 3, 8))
 
 
 class Panels(NamedTuple):
-    """Some parents of a level, and the weights of their children.
+    """Some parents of a level, and the weights of their children, in memory.
 
     first: the first parent. panels (parents + 1,): the panels of each. children (panels + 1,): the children of each panel, as
     numbers of the level. bits (panels,): log2 of the buckets; buckets (panels + 1,): where its places in `offsets` begin, one more than it
@@ -84,39 +88,45 @@ def pack_panel(
     children: numbers in the panel, of each feature ascending; scale: by child. offsets, records: with room enough, which is
     2 n + 2 + 2^(word - REST_BITS), and 5 n bytes for n weights. A weight that rounds to 0 is left out.
     """
-    n = len(features)
-    keys, order = np.empty(n, np.int64), np.empty(n, np.int64)
+    n, n_children = len(features), len(scale)
+    hashes, order, whole = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n_children, np.int64)
     for p in range(n):
-        keys[p] = hash_of(np.int64(features[p]), word)
-    order_of(keys, word, order)
-    n_features, before = 0, -1
+        hashes[p] = hash_of(np.int64(features[p]), word)
+    order_of(hashes.copy(), word, order)
+    n_features = 0
     for q in range(n):
-        h = hash_of(np.int64(features[order[q]]), word)
-        n_features += int(h != before)
-        before = h
+        n_features += int(q == 0 or hashes[order[q]] != hashes[order[q - 1]])
     bits = bucket_bits(n_features, word)
     shift = word - bits
-    at, bucket, before, head, kept = 0, 0, -1, 0, 0
+    at, bucket, kept, q = 0, 0, 0, 0
     offsets[0] = 0
-    for q in range(n):
-        p = order[q]
-        h = hash_of(np.int64(features[p]), word)
-        whole = np.int64(np.rint(weights[p] / scale[children[p]]))
-        if whole == 0:
-            continue
-        if h != before:
+    while q < n:
+        h, count, first = hashes[order[q]], 0, q
+        while q < n and hashes[order[q]] == h:
+            p = order[q]
+            value = np.int64(np.rint(weights[p] / scale[children[p]]))
+            whole[children[p]] = value
+            count += int(value != 0)
+            q += 1
+        if count:
             while bucket < h >> shift:
                 bucket += 1
                 offsets[bucket] = at
             rest = h & ((1 << shift) - 1)
-            head, before = at + 2, h
-            records[at], records[at + 1], records[head] = rest & 255, rest >> 8, 0
+            full = n_children >= LEAST_FULL and 2 * count >= n_children
+            records[at], records[at + 1], records[at + 2] = rest & 255, rest >> 8, FULL if full else count - 1
             at += 3
-        else:
-            records[head] += 1
-        records[at], records[at + 1] = children[p], np.uint8(whole & 255)
-        at += 2
-        kept += 1
+            for child in range(n_children if full else 0):
+                records[at] = np.uint8(whole[child] & 255)
+                at += 1
+            for t in range(first, q if not full else first):
+                child = children[order[t]]
+                if whole[child]:
+                    records[at], records[at + 1] = child, np.uint8(whole[child] & 255)
+                    at += 2
+            kept += count
+        for t in range(first, q):
+            whole[children[order[t]]] = 0
     while bucket < 1 << bits:
         bucket += 1
         offsets[bucket] = at
@@ -132,6 +142,7 @@ def unpack_panel(
     inverse: of the odd number of hashes, modulo 2^word.
     """
     shift, low = of.word - np.int64(of.bits[panel]), of.children[panel]
+    n_children = of.children[panel + 1] - low
     filled = 0
     for bucket in range(1 << np.int64(of.bits[panel])):
         place = of.buckets[panel] + bucket
@@ -139,12 +150,49 @@ def unpack_panel(
         while p < end:
             rest = np.int64(of.records[p]) | (np.int64(of.records[p + 1]) << 8)
             feature = (((bucket << shift) | rest) * inverse) & ((1 << of.word) - 1)
-            n = np.int64(of.records[p + 2]) + 1
+            full = of.records[p + 2] == FULL
+            n = n_children if full else np.int64(of.records[p + 2]) + 1
             p += 3
-            for _ in range(n):
-                child = low + np.int64(of.records[p])
+            for t in range(n):
+                child = low + (t if full else np.int64(of.records[p]))
+                p += int(not full)
                 features[filled], children[filled] = feature, child
-                weights[filled] = np.float32(np.int8(of.records[p + 1])) * of.scale[child - of.children[0]]
-                filled += 1
-                p += 2
+                weights[filled] = np.float32(np.int8(of.records[p])) * of.scale[child - of.children[0]]
+                filled += int(of.records[p] != 0)
+                p += 1
     return filled
+
+
+@inner_kernel
+def margins(i: int, x: CSR, panel: int, of: Panels, weights: NDArray[np.int8], z: NDArray[np.float32]) -> int:
+    """z[t] = the margin of child t of a panel for row i; returns how many children it has. weights: the records, signed."""
+    indptr, indices, values = x
+    low = of.children[panel]
+    m, local = of.children[panel + 1] - low, low - of.children[0]
+    word, records, offsets = np.uint64(of.word), of.records, of.offsets
+    shift, start, first = word - np.uint64(of.bits[panel]), np.uint64(of.starts[panel]), np.uint64(of.buckets[panel])
+    mask, whole = (_1 << shift) - _1, (_1 << word) - _1
+    for t in range(m):
+        z[t] = np.float32(0.0)
+    for q in range(np.uint64(indptr[i]), np.uint64(indptr[i + 1])):
+        h = (np.uint64(indices[q]) * np.uint64(ODD)) & whole
+        rest, place = h & mask, first + (h >> shift)
+        p, end = start + np.uint64(offsets[place]), start + np.uint64(offsets[place + _1])
+        while p < end:
+            n = np.uint64(records[p + _2])
+            found = np.uint64(records[p]) | (np.uint64(records[p + _1]) << _8) == rest
+            p += _3
+            if found:
+                value = values[q]
+                if n == np.uint64(FULL):
+                    for t in range(m):
+                        z[t] += value * np.float32(weights[np.int64(p) + t])
+                else:
+                    for _ in range(n + _1):
+                        z[np.uint64(records[p])] += value * np.float32(weights[p + _1])
+                        p += _2
+                break
+            p += np.uint64(m) if n == np.uint64(FULL) else _2 * (n + _1)
+    for t in range(m):
+        z[t] = z[t] * of.scale[local + t] + of.bias[local + t]
+    return m
