@@ -43,5 +43,5 @@ class TreeParameters(Parameters):
             "drawn among the rows whose beam has the node."
         ),
     )
-    epochs: int = parameter(6, Whole("Visits of each row while children are solved, at most."))
+    epochs: int = parameter(10, Whole("Visits of each row while children are solved, at most."))
     tol: float = parameter(0.1, Number("Steps are taken where the gradient of the dual is larger."))
