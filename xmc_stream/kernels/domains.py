@@ -32,6 +32,7 @@ TREE_FEATURES = 1 << 46  # label tree: where features stand in the vectors of la
 TREE_SPLITS = 1 << 47  # label tree: the two labels that a split begins from
 TREE_ROWS = 1 << 48  # label tree: which rows of a beam a node is trained on
 TREE_ORDERS = 1 << 49  # label tree: the seed of the visiting orders of some children of a node
+TREE_CHOICE = 1 << 50  # label tree: the labels that C is chosen by
 
 # in a list that seeds numpy's generator: seed, this, the first label of a unit
 STEPS = 0x3E01  # MEMOIR: the draws of a step, whose number stands in the place of the label

@@ -117,6 +117,25 @@ def read_beams(pack: Path, n: int) -> Beams:
     return Beams(nodes.read(0, nodes.size).reshape(n, -1), paths.read(0, paths.size).reshape(n, -1))
 
 
+def paths_at(packs: Sequence[str], rows: NDArray[np.int64], node: int, n_samples: int) -> NDArray[np.float32]:
+    """Of some rows (ascending) the path of a node, -inf where it is not in their beam; 0 for the root, where there are no packs."""
+    paths = np.full(len(rows), -np.inf if packs else 0.0, np.float32)
+    edges = np.searchsorted(rows, [start for start, _ in row_ranges(n_samples)] + [n_samples])
+    for number, pack in enumerate(map(Path, packs)):
+        mine = slice(edges[number], edges[number + 1])
+        some = rows[mine] - row_ranges(n_samples)[number][0]
+        if not len(some):
+            continue
+        arrays = [open_array(pack / name) for name in ("nodes", "paths")]
+        width = arrays[0].size // (row_ranges(n_samples)[number][1] - row_ranges(n_samples)[number][0])
+        lines = [np.empty(len(some) * width, kind) for kind in (np.int32, np.float32)]
+        for array, out in zip(arrays, lines, strict=True):
+            array.read_ranges(some * width, np.full(len(some), width), out)
+        nodes, of_nodes = (line.reshape(-1, width) for line in lines)
+        paths[mine] = np.where(nodes == node, of_nodes, -np.inf).max(axis=1)
+    return paths
+
+
 class Others:
     """Rows without a label below a node, of all ranges of rows. packs: in the order of the rows; nodes [first, last)."""
 

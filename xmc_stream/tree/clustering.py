@@ -36,7 +36,7 @@ from xmc_stream.tree.kernels.vectors import (
 )
 from xmc_stream.tree.structure import Structure
 
-DIMENSIONS = 256
+DIMENSIONS = 512
 MOST_STEPS = 4
 LABEL_BYTES = 48  # of a label in a split, beside its vector
 WINDOW = 1 << 14  # vectors that are in memory at a time where they stream

@@ -78,10 +78,15 @@ class TreeMethod(Method):
     parameters = TreeParameters
     runs = TreeRun
     kind = "tree"
+    reported = ("C", "C_tried")
 
     def has_zero(self, parameters: Any) -> bool:
         """No: scores compare the labels of a row."""
         return False
+
+    def decides(self, parameters: Any) -> bool:
+        """By the rows that C is chosen by."""
+        return parameters.C is None
 
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows."""
@@ -99,5 +104,5 @@ class TreeMethod(Method):
         return None
 
     def summary(self, report: Any) -> list[str]:
-        """Nothing yet."""
-        return []
+        """Which C was chosen."""
+        return [f"C {report['C']:g}" + (", chosen by rows held out" if report["C_tried"] else "")]

@@ -16,7 +16,7 @@ class TreeParameters(Parameters):
     solver = "tree"
     label = "LabelTree"
     title = "label tree: rows go down a tree of labels, so that time grows with the logarithm of their number"
-    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {"tree": {"C": (1.0, 2.0)}}
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {"tree": {"C": (0.5, 1.0, 2.0, 4.0)}}
 
     n_trees: int = parameter(1, Whole("Trees, whose scores are averaged."))
     max_leaf: int = parameter(100, Whole("Labels of a leaf, at most, and at least half as many."))
@@ -29,7 +29,14 @@ class TreeParameters(Parameters):
         10,
         Whole("Nodes of a level that a row goes on from. Prediction may use another number, training uses this one."),
     )
-    C: float = parameter(1.0, Number("Weight of the loss of labels.", open_least=True))
+    C: float | None = parameter(
+        None,
+        Number(
+            "Weight of the loss of labels. none: one of 0.25, 0.5, ..., 8, by rows that some leaves hold out.",
+            open_least=True,
+            none=True,
+        ),
+    )
     positive_weight: float = parameter(
         1.0, Number("How many times C counts for rows that have the label.", open_least=True)
     )

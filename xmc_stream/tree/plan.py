@@ -21,7 +21,7 @@ from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
 from xmc_stream.tree.structure import Level, depths_of
 
 ENTRY_BYTES = 8 + 8 + 8  # of an entry of X as it is gathered, checked, and with local features
-_JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
+JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
 _ROOT_WORK = 1 << 26  # entries of X times groups of LANES children, of a job: some seconds
 _VECTOR = 4 * DIMENSIONS
 _STRUCTURE = 40  # of a label: the order, nodes of labels
@@ -61,7 +61,7 @@ def cut_parents(rows: NDArray[np.int64], level: Level, unit: Unit, row_entries: 
     """The parents of a unit in jobs, by the data alone."""
     groups = -(-np.diff(level.ptr[unit.first : unit.last + 1]) // LANES)
     work = (rows[unit.first : unit.last] * groups * max(row_entries, 1.0)).astype(np.int64)
-    return [(unit.first + low, unit.first + high) for low, high in fitting_ranges(work, _JOB_ENTRIES)]
+    return [(unit.first + low, unit.first + high) for low, high in fitting_ranges(work, JOB_ENTRIES)]
 
 
 def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> dict[str, dict[str, int]]:

@@ -6,8 +6,10 @@ The loop is a generator, as that of `ppdsparse.run`. All it decides comes from r
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import IMPLIED, ImpliedJob
@@ -15,14 +17,16 @@ from xmc_stream.methods.contract import WRITING, TrainingRun
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
+from xmc_stream.store.model import DECISION
 from xmc_stream.store.places import make_folder
 from xmc_stream.tree.beams import BeamJob, row_ranges
+from xmc_stream.tree.choice import MOST_ROWS, ChoiceJob, Climb, DecisionJob, Pick, cut_picks, picks_of
 from xmc_stream.tree.clustering import SplitJob, StructureJob, Vectors, VectorsJob
 from xmc_stream.tree.guide import CLUSTERINGS, DEPTH, FIRST_CLUSTERING, N_GROUPS, GroupsJob, groups_path
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
 from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, structure_path, units_of
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.plan import cut_parents, depths, plan_tree, rows_of_parents
+from xmc_stream.tree.plan import JOB_ENTRIES, cut_parents, depths, plan_tree, rows_of_parents
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.solve import RootJob, SolveJob, UnitJob
 from xmc_stream.tree.structure import Level, Structure
@@ -51,9 +55,9 @@ class TreeRun(TrainingRun):
     """A training run of the label tree."""
 
     parameters: TreeParameters
-    _receipts: list[Receipt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._p, self._tried, self._decided = self.parameters, {}, {}
         self._data, self._model = str(self.dataset.path), str(self.work)
         self._sizes = plan_tree(self.plan, self.dataset, self.parameters)
         self._score = score_of(self.dataset.Y_rows().nnz / max(self.dataset.n_samples, 1), self.dataset.n_labels)
@@ -62,7 +66,7 @@ class TreeRun(TrainingRun):
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
         p = self.parameters
-        for kind in ("vectors", "splits", "solved", "beams"):
+        for kind in ("vectors", "splits", "solved", "beams", "choices"):
             make_folder(self.work / "state" / kind)
         yield from self._shapes()
         progress, tiles = _Progress(p.n_trees * (len(self._depths) + 1)), []
@@ -92,7 +96,7 @@ class TreeRun(TrainingRun):
                 progress.done += 1
         return {
             "nnz": nnz, "objective": None, "duality_gap": None, "trees": p.n_trees, "tree_units": tiles,
-            "tree_score": self._score, "beam": p.beam, **implied,
+            "tree_score": self._score, "beam": p.beam, **implied, "C": self._p.C, "C_tried": self._tried, **self._decided,
         }  # fmt: skip
 
     def _state(self, kind: str, name: str) -> str:
@@ -151,7 +155,10 @@ class TreeRun(TrainingRun):
         self, tree: int, structure: Structure, level: Level, before: tuple[str, ...], progress: _Progress
     ) -> Steps:
         """Solve and write the children of a level; returns the receipts of its units."""
-        p, dataset = self.parameters, self.dataset
+        dataset = self.dataset
+        if level.last and self._p.C is None:
+            yield from self._choose(structure, level, before, progress)
+        p = self._p
         units = units_of(tree, level)
         if level.number == 0:
             roots = self._root_jobs(tree, level.n_children)
@@ -176,6 +183,41 @@ class TreeRun(TrainingRun):
         words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"
         return (yield Phase("finalise", writes, words, progress.span(0.7, 0.75), twice=True))
 
+    def _choose(self, structure: Structure, level: Level, before: tuple[str, ...], progress: _Progress) -> Steps:
+        """Choose C of the labels, and what the rows held out say of which labels are predicted."""
+        dataset = self.dataset
+        rows = rows_of_parents(dataset.label_counts(), structure.order, level, self._p, dataset.n_samples)
+        rows = np.minimum(rows if before else np.full(1, dataset.n_samples), MOST_ROWS)
+        row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
+        parts = cut_picks(picks_of(level, rows, self.seed), rows, JOB_ENTRIES / max(row_entries, 1.0))
+        climb, found, left = Climb().tried(), None, {}
+        while True:
+            try:
+                values = climb.send(found)
+            except StopIteration as end:
+                c = end.value
+                break
+            jobs = {c: [self._choice_job(c, level, picks, before) for picks in parts] for c in values}
+            every = [job for of_c in jobs.values() for job in of_c]
+            receipts = yield Phase("choice", every, "choosing C", progress.span(0.0, 0.05), gathers=True, twice=True)
+            by_key = {job.key: receipt for job, receipt in zip(every, receipts, strict=True)}
+            found = {}
+            for c, of_c in jobs.items():
+                mine = [by_key[job.key] for job in of_c]
+                right = sum(receipt["right"] for receipt in mine)
+                found[c] = sum(receipt["precision"] * receipt["right"] for receipt in mine) / max(right, 1)
+                left[c] = tuple(job.out for job in of_c)
+            self._tried |= {f"{c:g}": round(precision, 4) for c, precision in found.items()}
+        self._p = replace(self._p, C=c)
+        if not dataset.one_label:
+            (receipt,) = yield Phase("decision", [DecisionJob(left[c])], "choosing C", progress.span(0.05, 0.05))
+            self._decided = {DECISION: receipt["decision"]} if receipt else {}
+
+    def _choice_job(self, c: float, level: Level, picks: tuple[Pick, ...], before: tuple[str, ...]) -> ChoiceJob:
+        out = self._state("choices", f"{c:g}-{picks[0][0]}-{picks[0][1]}")
+        p = replace(self._p, C=c)
+        return ChoiceJob(self._data, self._model, p, self.seed, level.number, picks, before, self._score["path"], out)
+
     def _root_jobs(self, tree: int, n_children: int) -> list[RootJob]:
         """Jobs for the children of a root, or the groups of the guide."""
         step = LANES * self._sizes.groups
@@ -197,7 +239,7 @@ class TreeRun(TrainingRun):
         for first, last in spans:
             out = self._state("solved", f"{unit.tree}-{unit.level}-{first}-{last}")
             yield SolveJob(
-                self._data, self._model, self.parameters, self.seed, unit.tree, unit.level, first, last, before,
+                self._data, self._model, self._p, self.seed, unit.tree, unit.level, first, last, before,
                 self._sizes.entries, out,
             )  # fmt: skip
 

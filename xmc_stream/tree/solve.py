@@ -9,7 +9,7 @@ lam is 0 for nodes. R(c) has the rows with a label below c, and of those whose b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -158,7 +158,8 @@ class SolveJob:
         structure = Structure.read(structure_path(Path(self.model), self.tree), dataset.n_labels)
         level = structure.levels[self.level]
         problem = Problem.of(p, self.tree, level.last)
-        parents = list(self._parents(Y, structure, level))
+        of = structure.order, level, self.first, self.last, self.before, p.negatives, dataset.n_samples
+        parents = list(parents_of(Y, *of))
         sizes = [int(X.lengths(parent.rows)[1].sum()) for parent in parents]
         with new_pack(Path(self.out)) as pack:
             solver = _Solver(dataset.n_features, parents, sizes, problem, pack)
@@ -175,25 +176,34 @@ class SolveJob:
         return {"nnz": solver.solution.nnz, "rows": n_rows, "bytes_read": X.bytes_read + Y.bytes_read,
                 "passes": n_rows / max(dataset.n_samples, 1)}  # fmt: skip
 
-    def _parents(self, Y: SparseMatrix, structure: Structure, level: Level) -> Iterator[_Parent]:
-        low, high = level.parents[self.first], level.parents[self.last]
-        others = Others(self.before, self.first, self.last)
-        labels = np.sort(structure.order[low:high])
-        columns = Y.gather(labels)
-        for number in range(self.first, self.last):
-            mine = structure.order[level.parents[number] : level.parents[number + 1]]
-            at = np.searchsorted(labels, mine)
-            parts = [columns.indices[columns.indptr[line] : columns.indptr[line + 1]] for line in at]
-            of_children = level.children[level.ptr[number] : level.ptr[number + 1] + 1] - level.parents[number]
-            ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])])[of_children]
-            found = np.concatenate(parts).astype(np.int64)
+
+def parents_of(
+    Y: SparseMatrix, order: NDArray[np.int64], level: Level, first: int, last: int, before: Sequence[str], negatives: float,
+    n_samples: int,
+) -> Iterator[Parent]:  # fmt: skip
+    """The rows of parents first .. last - 1 of a level. order: of the labels; before: packs of the beams of all rows.
+
+    The one parent of the first level has all rows.
+    """
+    labels = np.sort(order[level.parents[first] : level.parents[last]])
+    columns = Y.gather(labels)
+    others = Others(before, first, last) if before else None
+    for number in range(first, last):
+        at = np.searchsorted(labels, order[level.parents[number] : level.parents[number + 1]])
+        parts = [columns.indices[columns.indptr[line] : columns.indptr[line + 1]] for line in at]
+        of_children = level.children[level.ptr[number] : level.ptr[number + 1] + 1] - level.parents[number]
+        ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])])[of_children]
+        found = np.concatenate(parts).astype(np.int64)
+        rows = np.arange(n_samples)
+        if others is not None:
             positive = np.unique(found)
-            more = others.drawn(number - self.first, int(np.ceil(self.parameters.negatives * len(positive))))
-            rows = np.sort(np.concatenate([positive, more]))
-            yield _Parent(rows, Labels(ends.astype(np.int64), np.searchsorted(rows, found)))
+            rows = np.sort(
+                np.concatenate([positive, others.drawn(number - first, int(np.ceil(negatives * len(positive))))])
+            )
+        yield Parent(rows, Labels(ends.astype(np.int64), np.searchsorted(rows, found)))
 
 
-class _Parent(NamedTuple):
+class Parent(NamedTuple):
     """The rows of a parent, ascending, and which of these each of its children has, by their places."""
 
     rows: NDArray[np.int64]
@@ -204,7 +214,7 @@ class _Solver:
     """Solves the children of one parent after another."""
 
     def __init__(
-        self, n_features: int, parents: list[_Parent], sizes: list[int], problem: Problem, pack: PackWriter
+        self, n_features: int, parents: list[Parent], sizes: list[int], problem: Problem, pack: PackWriter
     ) -> None:  # fmt: skip
         n, nnz = max(len(parent.rows) for parent in parents), max(sizes)
         most = min(n_features, nnz)
@@ -221,7 +231,7 @@ class _Solver:
         self._local_of[self._features[:n_local]] = -1
         local = CSR(self._x.indptr[: n + 1], self._x.indices, self._x.values)
         row_squares(local.indptr, local.values, 1.0, self._squares)
-        lanes = _sized(self._lanes, n, n_local)
+        lanes = sized(self._lanes, n, n_local)
         for first in range(0, len(y.indptr) - 1, LANES):
             used = solve_lanes(
                 first, local, self._squares[:n], ONCE.rows, y, ONCE.classes, self._problem.penalty, steps(first),
@@ -232,7 +242,7 @@ class _Solver:
         self.solution.end_parent()
 
 
-def _sized(lanes: Lanes, n: int, n_features: int) -> Lanes:
+def sized(lanes: Lanes, n: int, n_features: int) -> Lanes:
     """A part of the work space, for so many rows and features."""
     return lanes._replace(
         v=lanes.v[: n_features * LANES], alpha=lanes.alpha[: n * LANES], positive=lanes.positive[:n], order=lanes.order[:n],

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.instructions import LANES
+from xmc_stream.kernels.instructions import LANES, soft_lines
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.linear.kernels.dcd import Penalty, Steps
 from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, settle_lanes
@@ -42,6 +42,21 @@ def take_entries(
             features[filled], children[filled], weights[filled] = j, lane, w
             filled += int(abs(w) >= least and w != np.float32(0.0) and (used >> lane) & 1)
     return filled
+
+
+@kernel
+def margins_of(
+    x: CSR, first: int, lam: float, prune: float, lanes: Lanes, z: NDArray[np.float32]
+) -> None:  # fmt: skip
+    """z[i, lane] = the margin of row first + i by the weights that `take_entries` takes; v becomes these."""
+    v, sums, least, bound = lanes.v, lanes.sums, np.float32(prune), np.float32(lam)
+    for p in range(len(v)):
+        w = v[p] - min(max(v[p], -bound), bound)
+        v[p] = w if abs(w) >= least else np.float32(0.0)
+    for i in range(len(z)):
+        soft_lines(x.indices, x.values, x.indptr[first + i], x.indptr[first + i + 1], v, np.float32(0.0), sums)
+        for lane in range(LANES):
+            z[i, lane] = sums[lane] + lanes.v0[lane]
 
 
 @kernel

@@ -1,0 +1,236 @@
+"""C of the labels, where nobody gives it: by rows that some leaves hold out.
+
+Some groups of LANES neighbouring labels are drawn. Each is solved on three quarters of its leaf's rows, for one C after
+another. How good C is, is the micro average precision of the scores of all pairs of a row that is held out and a label of the
+group. Labels with fewer than two rows left are not looked at: that they are rare is known of them, and that they are among
+the rows held out too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.domains import TREE_CHOICE
+from xmc_stream.kernels.instructions import LANES
+from xmc_stream.kernels.permutation import held_out, key_of, uniform
+from xmc_stream.linear.kernels.dcd import ONCE
+from xmc_stream.linear.kernels.lanecd import new_lanes
+from xmc_stream.linear.kernels.rows import localise, row_squares
+from xmc_stream.models.decisions import LEAST_ROWS, learn
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import fitting_ranges
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import new_pack
+from xmc_stream.system.stop import stop_if_unwanted
+from xmc_stream.tree.beams import paths_at
+from xmc_stream.tree.kernels.solve import margins_of, solve_lanes
+from xmc_stream.tree.nodes import structure_path
+from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.scoring import SHORT
+from xmc_stream.tree.solve import Parent, Problem, parents_of, sized
+from xmc_stream.tree.structure import Level, Structure
+
+_SHARE, _LEAST = 0.05, 12  # of the work of solving all labels, and groups, at least
+_HELD_OUT, _FEWEST = 0.25, 2  # of the rows of a leaf; rows that a label must have left
+MOST_ROWS = 1 << 16  # of a leaf that are looked at
+_SLACK = 0.3  # points of average precision that a larger C may lose, and a smaller one must gain
+_GRID = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_FIRST = 2  # places in the grid of what is tried first: this one and the next
+_GOLDEN = 0.6180339887498949
+
+Pick = tuple[int, int]  # a leaf, and the first label of a group of its labels, counted from its first
+
+
+def picks_of(level: Level, rows: NDArray[np.int64], seed: int) -> list[Pick]:
+    """The groups that are looked at, evenly spaced from a place that is drawn. rows: of each leaf, at most."""
+    counts = -(-np.diff(level.ptr) // LANES)
+    leaves = np.repeat(np.arange(level.n_parents), counts)
+    firsts = LANES * (np.arange(len(leaves)) - np.repeat(np.concatenate([[0], np.cumsum(counts)[:-1]]), counts))
+    work, total, chosen, done = rows[leaves], float(rows[leaves].sum()), set[int](), 0
+    place = uniform(np.uint64(key_of(seed, TREE_CHOICE, 0, 0)), 0)
+    for _ in range(4 * len(leaves)):
+        place = (place + _GOLDEN) % 1.0
+        at = int(place * len(leaves))
+        if at in chosen:
+            continue
+        if len(chosen) >= _LEAST and done + work[at] > _SHARE * total:
+            break
+        chosen.add(at)
+        done += int(work[at])
+    return [(int(leaves[at]), int(firsts[at])) for at in sorted(chosen)]
+
+
+def cut_picks(picks: Sequence[Pick], rows: NDArray[np.int64], most: float) -> list[tuple[Pick, ...]]:
+    """Groups of labels in jobs of so many rows together."""
+    return [tuple(picks[low:high]) for low, high in fitting_ranges([int(rows[leaf]) for leaf, _ in picks], int(most))]
+
+
+@dataclass(frozen=True)
+class ChoiceJob:
+    """Try a C on some groups of labels. before: packs of the beams above the leaves; path: their weight in a score."""
+
+    data: str
+    model: str
+    parameters: TreeParameters
+    seed: int
+    level: int
+    picks: tuple[Pick, ...]
+    before: tuple[str, ...]
+    path: float
+    out: str
+
+    @property
+    def key(self) -> str:
+        """C and the first group."""
+        return f"choice/{self.parameters.C:g}/{self.picks[0][0]}-{self.picks[0][1]}"
+
+    def run(self) -> Receipt:
+        """Solve and score; the receipt has the average precision, and how many pairs are right."""
+        dataset = Dataset(self.data)
+        X, Y = dataset.X_rows(), dataset.Y_columns()
+        level = Structure.read(structure_path(Path(self.model), 0), dataset.n_labels).levels[self.level]
+        order = Structure.read(structure_path(Path(self.model), 0), dataset.n_labels).order
+        problem = Problem.of(self.parameters, 0, True)
+        scores, hits = [np.zeros((0, LANES), np.float32)], [np.zeros((0, LANES), np.bool_)]
+        for leaf, first in self.picks:
+            stop_if_unwanted()
+            (parent,) = parents_of(
+                Y, order, level, leaf, leaf + 1, self.before, self.parameters.negatives, dataset.n_samples
+            )
+            tried = _Trial(parent, first, self.seed)
+            if tried.n_left and tried.n_held:
+                x = CSR.of(X.gather(tried.rows))
+                z = tried.margins(
+                    x,
+                    dataset.n_features,
+                    problem,
+                    problem.steps(self.seed, 0, self.level, int(level.ptr[leaf]) + first),
+                )
+                paths = paths_at(self.before, tried.held_rows, leaf, dataset.n_samples)
+                short = np.maximum(np.float32(0.0), np.float32(SHORT) - z)
+                reached = np.isfinite(paths)
+                of = np.where(tried.judged, np.float32(self.path) * paths[:, None] - short * short * short, -np.inf)
+                scores.append(of[reached].astype(np.float32))
+                hits.append((tried.true & tried.judged)[reached])
+        of_rows, right = np.concatenate(scores), np.concatenate(hits)
+        with new_pack(Path(self.out)) as pack:
+            pack.write("scores", of_rows.ravel())
+            pack.write("hits", right.ravel().view(np.uint8))
+        return {
+            "precision": average_precision(of_rows.ravel(), right.ravel()), "right": int(right.sum()),
+            "bytes_read": X.bytes_read + Y.bytes_read,
+        }  # fmt: skip
+
+
+class _Trial:
+    """A group of labels of a leaf, some of whose rows are held out.
+
+    rows: of the leaf, ascending; true (held out, LANES): whether a row has a label; judged: whether the label is looked at.
+    """
+
+    def __init__(self, parent: Parent, first: int, seed: int) -> None:
+        all_rows = parent.rows
+        step = -(-len(all_rows) // MOST_ROWS) or 1
+        taken = np.arange(0, len(all_rows), step)
+        self.rows = all_rows[taken]
+        held = np.zeros(len(self.rows), np.bool_)
+        held_out(self.rows, seed, _HELD_OUT, held)
+        self._order = np.concatenate([np.flatnonzero(~held), np.flatnonzero(held)])
+        self.held_rows, self.n_held = self.rows[held], int(held.sum())
+        self.n_left = len(self.rows) - self.n_held
+        place = np.empty(len(self.rows), np.int64)
+        place[self._order] = np.arange(len(self.rows))
+        self.true, self.judged, mine = np.zeros((self.n_held, LANES), np.bool_), np.zeros(LANES, np.bool_), []
+        indptr = parent.y.indptr
+        for lane in range(min(LANES, len(indptr) - 1 - first)):
+            rows = parent.y.indices[indptr[first + lane] : indptr[first + lane + 1]]
+            places = place[rows[rows % step == 0] // step]
+            self.true[places[places >= self.n_left] - self.n_left, lane] = True
+            mine.append(places[places < self.n_left])
+            self.judged[lane] = len(mine[-1]) >= _FEWEST
+        self._y = Labels(np.concatenate([[0], np.cumsum([len(some) for some in mine])]), np.concatenate(mine))
+
+    def margins(self, x: CSR, n_features: int, problem: Problem, steps: object) -> NDArray[np.float32]:
+        """z of the rows held out (held out, LANES), by children that are solved on the others. x: the rows."""
+        n, nnz = len(self.rows), len(x.indices)
+        local_of, features = np.full(n_features, -1, np.int32), np.empty(n_features + 1, np.int32)
+        local = CSR(np.empty(n + 1, np.int64), np.empty(nnz, np.int32), np.empty(nnz, np.float32))
+        n_local, _ = localise(self._order, x, np.zeros(n, np.int8), np.zeros(n), local_of, features, np.empty(0), local)
+        squares = np.empty(n)
+        row_squares(local.indptr, local.values, 1.0, squares)
+        lanes = sized(new_lanes(n, n_local), self.n_left, n_local)
+        left = CSR(local.indptr[: self.n_left + 1], local.indices, local.values)
+        solve_lanes(
+            0, left, squares[: self.n_left], ONCE.rows, self._y, ONCE.classes, problem.penalty, steps, problem.rule, lanes
+        )  # fmt: skip
+        z = np.empty((self.n_held, LANES), np.float32)
+        margins_of(local, self.n_left, problem.penalty.lam, problem.prune, lanes, z)
+        return z
+
+
+def average_precision(scores: NDArray[np.float32], hits: NDArray[np.bool_]) -> float:
+    """The mean over the hits of the share of hits among what scores as high, in per cent; 0 without hits."""
+    known = scores > -np.inf
+    order = np.argsort(-scores[known], kind="stable")
+    right = hits[known][order]
+    found = np.cumsum(right)
+    return float(100.0 * (found / np.arange(1, len(right) + 1))[right].mean()) if right.any() else 0.0
+
+
+@dataclass
+class Climb:
+    """Which C are tried: two first, then larger ones while they lose little, or smaller ones while they gain."""
+
+    def tried(self) -> Generator[list[float], dict[float, float], float]:
+        """Yields values of C, is sent the average precision of each, returns the best."""
+        found = dict((yield [_GRID[_FIRST], _GRID[_FIRST + 1]]))
+        if found[_GRID[_FIRST + 1]] >= found[_GRID[_FIRST]] - _SLACK:
+            at = _FIRST + 1
+            while at + 1 < len(_GRID):
+                at += 1
+                found |= yield [_GRID[at]]
+                if found[_GRID[at]] < max(found.values()) - _SLACK:
+                    break
+            best = max(found.values())
+            return max(c for c, precision in found.items() if precision >= best - _SLACK)
+        at = _FIRST
+        while at > 0:
+            found |= yield [_GRID[at - 1]]
+            if found[_GRID[at - 1]] <= found[_GRID[at]] + _SLACK:
+                break
+            at -= 1
+        return _GRID[at]
+
+
+@dataclass(frozen=True)
+class DecisionJob:
+    """Learn which labels are predicted, from what the jobs of the C that was chosen left."""
+
+    parts: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "decision"
+
+    def run(self) -> Receipt:
+        """The threshold of the highest micro-F1; the best label of a row is predicted in any case."""
+        from xmc_stream.store.chunks import open_array
+
+        scores, hits = [], []
+        for part in map(Path, self.parts):
+            arrays = [open_array(part / name) for name in ("scores", "hits")]
+            of, right = (array.read(0, array.size) for array in arrays)
+            scores.append(of)
+            hits.append(right > 0)
+        of_all, right = np.concatenate(scores)[:, None], np.concatenate(hits)[:, None]
+        known = of_all[:, 0] > -np.inf
+        if int(known.sum()) < LEAST_ROWS:
+            return {}
+        return {"decision": {**learn(of_all[known], right[known], int(right.sum())), "best": True}}
