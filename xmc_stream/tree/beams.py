@@ -117,43 +117,57 @@ def read_beams(pack: Path, n: int) -> Beams:
     return Beams(nodes.read(0, nodes.size).reshape(n, -1), paths.read(0, paths.size).reshape(n, -1))
 
 
-def paths_at(packs: Sequence[str], rows: NDArray[np.int64], node: int, n_samples: int) -> NDArray[np.float32]:
-    """Of some rows (ascending) the path of a node, -inf where it is not in their beam; 0 for the root, where there are no packs."""
-    paths = np.full(len(rows), -np.inf if packs else 0.0, np.float32)
-    edges = np.searchsorted(rows, [start for start, _ in row_ranges(n_samples)] + [n_samples])
-    for number, pack in enumerate(map(Path, packs)):
-        mine = slice(edges[number], edges[number + 1])
-        some = rows[mine] - row_ranges(n_samples)[number][0]
-        if not len(some):
-            continue
-        arrays = [open_array(pack / name) for name in ("nodes", "paths")]
-        width = arrays[0].size // (row_ranges(n_samples)[number][1] - row_ranges(n_samples)[number][0])
-        lines = [np.empty(len(some) * width, kind) for kind in (np.int32, np.float32)]
-        for array, out in zip(arrays, lines, strict=True):
-            array.read_ranges(some * width, np.full(len(some), width), out)
-        nodes, of_nodes = (line.reshape(-1, width) for line in lines)
-        paths[mine] = np.where(nodes == node, of_nodes, -np.inf).max(axis=1)
-    return paths
+class Paths:
+    """The paths of the nodes in the beams of some rows, ascending. Without packs that is the root, whose path is 0."""
+
+    def __init__(self, packs: Sequence[str], rows: NDArray[np.int64], n_samples: int) -> None:
+        self._rows = rows
+        self._beams = None
+        if not packs:
+            return
+        spans, nodes, paths = row_ranges(n_samples), [], []
+        edges = np.searchsorted(rows, [start for start, _ in spans] + [n_samples])
+        for (start, stop), pack, low, high in zip(spans, map(Path, packs), edges[:-1], edges[1:], strict=True):
+            some = rows[low:high] - start
+            arrays = open_array(pack / "nodes"), open_array(pack / "paths")
+            width = arrays[0].size // (stop - start)
+            for array, parts, kind in zip(arrays, (nodes, paths), (np.int32, np.float32), strict=True):
+                parts.append(np.empty(len(some) * width, kind))
+                array.read_ranges(some * width, np.full(len(some), width), parts[-1])
+        self._beams = Beams(*(np.concatenate(parts).reshape(len(rows), -1) for parts in (nodes, paths)))
+
+    def of(self, rows: NDArray[np.int64], node: int) -> NDArray[np.float32]:
+        """Of a node, in some of the rows; -inf where their beam does not have it."""
+        if self._beams is None:
+            return np.zeros(len(rows), np.float32)
+        at = np.searchsorted(self._rows, rows)
+        there = self._beams.nodes[at] == node
+        return np.asarray(np.where(there, self._beams.paths[at], -np.inf).max(axis=1), np.float32)
 
 
 class Others:
-    """Rows without a label below a node, of all ranges of rows. packs: in the order of the rows; nodes [first, last)."""
+    """Rows without a label below some nodes (ascending), of all ranges of rows. packs: in the order of the rows."""
 
-    def __init__(self, packs: Sequence[str], first: int, last: int) -> None:
+    def __init__(self, packs: Sequence[str], nodes: NDArray[np.int64]) -> None:
         rows, keys, counts = [], [], []
+        ends = np.unique(np.concatenate([nodes, nodes + 1]))
         for pack in map(Path, packs):
-            ptr = open_array(pack / "ptr").read(first, last + 1)
-            rows.append(open_array(pack / "rows").read(int(ptr[0]), int(ptr[-1])).astype(np.int64))
-            keys.append(open_array(pack / "keys").read(int(ptr[0]), int(ptr[-1])))
-            counts.append(np.diff(ptr))
-        nodes = np.concatenate([np.repeat(np.arange(last - first), count) for count in counts])
-        by_node = np.argsort(nodes, kind="stable")
-        self._rows, self._keys = np.concatenate(rows)[by_node], np.concatenate(keys)[by_node]
-        self._ptr = np.searchsorted(nodes[by_node], np.arange(last - first + 1))
+            ptr = np.empty(len(ends), np.int64)
+            open_array(pack / "ptr").read_ranges(ends, np.ones(len(ends), np.int64), ptr)
+            firsts, lasts = (ptr[np.searchsorted(ends, nodes + step)] for step in (0, 1))
+            counts.append(lasts - firsts)
+            for name, parts in (("rows", rows), ("keys", keys)):
+                array = open_array(pack / name)
+                parts.append(np.empty(int(counts[-1].sum()), array.dtype))
+                array.read_ranges(firsts, counts[-1], parts[-1])
+        of_nodes = np.concatenate([np.repeat(np.arange(len(nodes)), count) for count in counts])
+        by_node = np.argsort(of_nodes, kind="stable")
+        self._rows, self._keys = np.concatenate(rows)[by_node].astype(np.int64), np.concatenate(keys)[by_node]
+        self._ptr = np.searchsorted(of_nodes[by_node], np.arange(len(nodes) + 1))
 
-    def drawn(self, node: int, most: int) -> NDArray[np.int64]:
-        """Of a node, counted from the first, the rows of the largest keys, `most` at most, ascending."""
-        mine = slice(self._ptr[node], self._ptr[node + 1])
+    def drawn(self, number: int, most: int) -> NDArray[np.int64]:
+        """Of one of the nodes, by its place, the rows of the largest keys, `most` at most, ascending."""
+        mine = slice(self._ptr[number], self._ptr[number + 1])
         rows, keys = self._rows[mine], self._keys[mine]
         if len(rows) <= most:
             return rows

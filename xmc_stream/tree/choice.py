@@ -28,7 +28,7 @@ from xmc_stream.runtime.plan import fitting_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import new_pack
 from xmc_stream.system.stop import stop_if_unwanted
-from xmc_stream.tree.beams import paths_at
+from xmc_stream.tree.beams import Paths
 from xmc_stream.tree.kernels.solve import margins_of, solve_lanes
 from xmc_stream.tree.nodes import structure_path
 from xmc_stream.tree.parameters import TreeParameters
@@ -94,30 +94,34 @@ class ChoiceJob:
         """Solve and score; the receipt has the average precision, and how many pairs are right."""
         dataset = Dataset(self.data)
         X, Y = dataset.X_rows(), dataset.Y_columns()
-        level = Structure.read(structure_path(Path(self.model), 0), dataset.n_labels).levels[self.level]
-        order = Structure.read(structure_path(Path(self.model), 0), dataset.n_labels).order
-        problem = Problem.of(self.parameters, 0, True)
-        scores, hits = [np.zeros((0, LANES), np.float32)], [np.zeros((0, LANES), np.bool_)]
-        for leaf, first in self.picks:
-            stop_if_unwanted()
-            (parent,) = parents_of(
-                Y, order, level, leaf, leaf + 1, self.before, self.parameters.negatives, dataset.n_samples
+        structure = Structure.read(structure_path(Path(self.model), 0), dataset.n_labels)
+        level, problem = structure.levels[self.level], Problem.of(self.parameters, 0, True)
+        leaves = np.unique([leaf for leaf, _ in self.picks])
+        parents = dict(
+            zip(
+                leaves.tolist(),
+                parents_of(Y, structure, level, leaves, self.before, self.parameters.negatives),
+                strict=True,
             )
-            tried = _Trial(parent, first, self.seed)
-            if tried.n_left and tried.n_held:
-                x = CSR.of(X.gather(tried.rows))
-                z = tried.margins(
-                    x,
-                    dataset.n_features,
-                    problem,
+        )
+        trials = [_Trial(parents[leaf], first, self.seed) for leaf, first in self.picks]
+        paths = Paths(self.before, np.unique(np.concatenate([trial.held_rows for trial in trials])), dataset.n_samples)
+        scores, hits = [np.zeros((0, LANES), np.float32)], [np.zeros((0, LANES), np.bool_)]
+        for (leaf, first), trial in zip(self.picks, trials, strict=True):
+            stop_if_unwanted()
+            if trial.n_left and trial.n_held:
+                x, steps = (
+                    CSR.of(X.gather(trial.rows)),
                     problem.steps(self.seed, 0, self.level, int(level.ptr[leaf]) + first),
                 )
-                paths = paths_at(self.before, tried.held_rows, leaf, dataset.n_samples)
-                short = np.maximum(np.float32(0.0), np.float32(SHORT) - z)
-                reached = np.isfinite(paths)
-                of = np.where(tried.judged, np.float32(self.path) * paths[:, None] - short * short * short, -np.inf)
+                short = np.maximum(
+                    np.float32(0.0), np.float32(SHORT) - trial.margins(x, dataset.n_features, problem, steps)
+                )
+                path = paths.of(trial.held_rows, leaf)
+                of = np.where(trial.judged, np.float32(self.path) * path[:, None] - short * short * short, -np.inf)
+                reached = np.isfinite(path)
                 scores.append(of[reached].astype(np.float32))
-                hits.append((tried.true & tried.judged)[reached])
+                hits.append((trial.true & trial.judged)[reached])
         of_rows, right = np.concatenate(scores), np.concatenate(hits)
         with new_pack(Path(self.out)) as pack:
             pack.write("scores", of_rows.ravel())

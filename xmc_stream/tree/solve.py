@@ -158,8 +158,7 @@ class SolveJob:
         structure = Structure.read(structure_path(Path(self.model), self.tree), dataset.n_labels)
         level = structure.levels[self.level]
         problem = Problem.of(p, self.tree, level.last)
-        of = structure.order, level, self.first, self.last, self.before, p.negatives, dataset.n_samples
-        parents = list(parents_of(Y, *of))
+        parents = list(parents_of(Y, structure, level, np.arange(self.first, self.last), self.before, p.negatives))
         sizes = [int(X.lengths(parent.rows)[1].sum()) for parent in parents]
         with new_pack(Path(self.out)) as pack:
             solver = _Solver(dataset.n_features, parents, sizes, problem, pack)
@@ -178,28 +177,25 @@ class SolveJob:
 
 
 def parents_of(
-    Y: SparseMatrix, order: NDArray[np.int64], level: Level, first: int, last: int, before: Sequence[str], negatives: float,
-    n_samples: int,
+    Y: SparseMatrix, structure: Structure, level: Level, parents: NDArray[np.int64], before: Sequence[str], negatives: float
 ) -> Iterator[Parent]:  # fmt: skip
-    """The rows of parents first .. last - 1 of a level. order: of the labels; before: packs of the beams of all rows.
+    """The rows of some parents of a level, ascending. before: packs of the beams of all rows.
 
     The one parent of the first level has all rows.
     """
-    labels = np.sort(order[level.parents[first] : level.parents[last]])
+    labels = np.sort(np.concatenate([structure.order[level.parents[c] : level.parents[c + 1]] for c in parents]))
     columns = Y.gather(labels)
-    others = Others(before, first, last) if before else None
-    for number in range(first, last):
-        at = np.searchsorted(labels, order[level.parents[number] : level.parents[number + 1]])
+    others = Others(before, parents) if before else None
+    for number, parent in enumerate(parents):
+        at = np.searchsorted(labels, structure.order[level.parents[parent] : level.parents[parent + 1]])
         parts = [columns.indices[columns.indptr[line] : columns.indptr[line + 1]] for line in at]
-        of_children = level.children[level.ptr[number] : level.ptr[number + 1] + 1] - level.parents[number]
+        of_children = level.children[level.ptr[parent] : level.ptr[parent + 1] + 1] - level.parents[parent]
         ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])])[of_children]
         found = np.concatenate(parts).astype(np.int64)
-        rows = np.arange(n_samples)
+        rows = np.arange(Y.shape[0])
         if others is not None:
             positive = np.unique(found)
-            rows = np.sort(
-                np.concatenate([positive, others.drawn(number - first, int(np.ceil(negatives * len(positive))))])
-            )
+            rows = np.sort(np.concatenate([positive, others.drawn(number, int(np.ceil(negatives * len(positive))))]))
         yield Parent(rows, Labels(ends.astype(np.int64), np.searchsorted(rows, found)))
 
 
