@@ -361,17 +361,12 @@ class _Strips:
         x, squares = CSR.of(self._X.gather(rows)), np.empty(len(rows))
         row_squares(x.indptr, x.values, 1.0, squares)
         for group in going:
-            lanes, alpha = group.lanes, group.lanes.alpha.reshape(-1, LANES)
-            order = np.flatnonzero(lanes.quiet[rows] < QUIET)
-            mine = lanes._replace(
-                alpha=alpha[rows].ravel(), positive=lanes.positive[rows], order=order, quiet=lanes.quiet[rows]
-            )
-            n = len(order)
+            order = np.flatnonzero(group.lanes.quiet[rows] < QUIET)
+            mine, n = group.lanes._replace(order=order), len(order)
             shuffle_awake(0, n, np.uint64(key_of(group.steps.seed, 1, number, epoch)), mine)
             group.n_awake += visit_lanes(
-                x, squares, ONCE.rows, problem.penalty, np.uint16(group.used), n, problem.rule, mine
+                x, squares, ONCE.rows, rows, problem.penalty, np.uint16(group.used), n, problem.rule, mine
             )
-            alpha[rows], lanes.quiet[rows] = mine.alpha.reshape(-1, LANES), mine.quiet
         return len(rows)
 
     def _end_epoch(self, group: _Group) -> None:

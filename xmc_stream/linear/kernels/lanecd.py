@@ -98,12 +98,13 @@ def begin_lanes(first: int, y: Labels, classes: NDArray[np.float64], penalty: Pe
 
 @kernel
 def visit_lanes(
-    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], penalty: Penalty, awake: np.uint16, n: int, rule: Rest,
-    lanes: Lanes,
+    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], at: NDArray[np.int64], penalty: Penalty,
+    awake: np.uint16, n: int, rule: Rest, lanes: Lanes,
 ) -> int:  # fmt: skip
-    """Visit rows order[:n] in turn; returns how many of them stay awake, with which `order` then begins.
+    """Visit rows order[:n] of x in turn; returns how many of them stay awake, with which `order` then begins.
 
-    awake: bits of the lanes that move. squares: `row_squares` of x. rows: `Times.rows`.
+    awake: bits of the lanes that move. squares: `row_squares` of x. rows: `Times.rows`. at: the place of each row in the lanes,
+    where x has some of their rows; empty where it has all.
     """
     indptr, indices, values = x
     v, v0, alpha, positive, h2, upper, _, order, quiet, sums, met = lanes
@@ -112,8 +113,9 @@ def visit_lanes(
     for t in range(n):
         i = order[t]
         soon = order[min(t + _AHEAD, n - 1)]
-        prefetch(alpha, soon * LANES)
-        prefetch(positive, soon)
+        place, place_soon = (at[i], at[soon]) if len(at) else (i, soon)
+        prefetch(alpha, place_soon * LANES)
+        prefetch(positive, place_soon)
         prefetch(squares, soon)
         prefetch(indptr, order[min(t + 2 * _AHEAD, n - 1)])
         fetch(indices, indptr[soon], indptr[soon + 1])  # what they look up in v follows soon enough by itself
@@ -126,7 +128,7 @@ def visit_lanes(
         for lane in range(LANES):
             sums[lane] += v0[lane]
         moved = lane_step(
-            i, awake, least, np.float32(squares[i]), weight, tau, positive[i], h2, upper, alpha, sums, met
+            place, awake, least, np.float32(squares[i]), weight, tau, positive[place], h2, upper, alpha, sums, met
         )
         if moved:
             if bias:
@@ -134,9 +136,9 @@ def visit_lanes(
                     v0[lane] += sums[lane]
             add_to_lines(indices, values, indptr[i], indptr[i + 1], sums, v)
         if rule.visits:
-            quiet[i] = 0 if moved else quiet[i] + 1
+            quiet[place] = 0 if moved else quiet[place] + 1
             order[n_awake] = i
-            n_awake += int(quiet[i] < rule.visits)
+            n_awake += int(quiet[place] < rule.visits)
     return n_awake if rule.visits else n
 
 
@@ -162,7 +164,7 @@ def descend_lanes(
             break
         visiting_order(0, len(lanes.order), key_of(steps.seed, 0, steps.round_, epoch), lanes.order)
         met[:] = _0
-        visit_lanes(x, squares, rows, penalty, np.uint16(awake), len(lanes.order), RESTLESS, lanes)
+        visit_lanes(x, squares, rows, lanes.order[:0], penalty, np.uint16(awake), len(lanes.order), RESTLESS, lanes)
         for lane in range(LANES):
             gained[lane] += met[LANES + lane]
             if met[lane] <= steps.tol or met[LANES + lane] <= least_gain * gained[lane]:
@@ -209,7 +211,7 @@ def settle_lanes(
             shuffle_awake(0, n_positive, key, lanes)
             shuffle_awake(n_positive, n - n_positive, key, lanes)
         met[:] = _0
-        n_awake = visit_lanes(x, squares, rows, penalty, np.uint16(awake), n_awake, rule, lanes)
+        n_awake = visit_lanes(x, squares, rows, order[:0], penalty, np.uint16(awake), n_awake, rule, lanes)
         if np.max(met[:LANES]) <= steps.tol or not n_awake:
             if whole:
                 return epoch + 1

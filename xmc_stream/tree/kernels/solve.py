@@ -35,6 +35,11 @@ def take_entries(
     v, least, bound = lanes.v, np.float32(prune), np.float32(lam)
     filled = 0
     for j in range(n_features):
+        largest = np.float32(0.0)
+        for lane in range(LANES):
+            largest = max(largest, abs(v[j * LANES + lane]))
+        if largest < least + bound:
+            continue
         for lane in range(LANES):
             value = v[j * LANES + lane]
             w = value - min(max(value, -bound), bound)
