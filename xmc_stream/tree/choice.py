@@ -9,7 +9,7 @@ the rows held out too.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,26 +19,29 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.domains import TREE_CHOICE
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.kernels.permutation import held_out, key_of, uniform
-from xmc_stream.linear.kernels.dcd import ONCE
+from xmc_stream.linear.kernels.dcd import ONCE, Steps
 from xmc_stream.linear.kernels.lanecd import new_lanes
 from xmc_stream.linear.kernels.rows import localise, row_squares
 from xmc_stream.models.decisions import LEAST_ROWS, learn
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import fitting_ranges
+from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import new_pack
+from xmc_stream.store.model import DECISION
 from xmc_stream.system.stop import stop_if_unwanted
 from xmc_stream.tree.beams import Paths
 from xmc_stream.tree.kernels.solve import margins_of, solve_lanes
 from xmc_stream.tree.nodes import structure_path
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.scoring import SHORT
-from xmc_stream.tree.solve import Parent, Problem, parents_of, sized
+from xmc_stream.tree.solve import Parent, Problem, parents_of
 from xmc_stream.tree.structure import Level, Structure
 
 _SHARE, _LEAST = 0.05, 12  # of the work of solving all labels, and groups, at least
 _HELD_OUT, _FEWEST = 0.25, 2  # of the rows of a leaf; rows that a label must have left
 MOST_ROWS = 1 << 16  # of a leaf that are looked at
+ENTRIES = 1 << 21  # of X, of a job, or those of one leaf
 _SLACK = 0.3  # points of average precision that a larger C may lose, and a smaller one must gain
 _GRID = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _FIRST = 2  # places in the grid of what is tried first: this one and the next
@@ -66,20 +69,22 @@ def picks_of(level: Level, rows: NDArray[np.int64], seed: int) -> list[Pick]:
     return [(int(leaves[at]), int(firsts[at])) for at in sorted(chosen)]
 
 
-def cut_picks(picks: Sequence[Pick], rows: NDArray[np.int64], most: float) -> list[tuple[Pick, ...]]:
-    """Groups of labels in jobs of so many rows together."""
-    return [tuple(picks[low:high]) for low, high in fitting_ranges([int(rows[leaf]) for leaf, _ in picks], int(most))]
+def cut_picks(picks: Sequence[Pick], rows: NDArray[np.int64], row_entries: float) -> list[tuple[Pick, ...]]:
+    """Groups of labels in jobs. rows: of each leaf, at most; row_entries: of X, on average."""
+    entries = [int(rows[leaf] * max(row_entries, 1.0)) for leaf, _ in picks]
+    return [tuple(picks[low:high]) for low, high in fitting_ranges(entries, ENTRIES)]
 
 
 @dataclass(frozen=True)
 class ChoiceJob:
-    """Try a C on some groups of labels. before: packs of the beams above the leaves; path: their weight in a score."""
+    """Try some C on some groups of labels. before: packs of the beams above the leaves; path: their weight in a score."""
 
     data: str
     model: str
     parameters: TreeParameters
     seed: int
     level: int
+    values: tuple[float, ...]
     picks: tuple[Pick, ...]
     before: tuple[str, ...]
     path: float
@@ -87,47 +92,44 @@ class ChoiceJob:
 
     @property
     def key(self) -> str:
-        """C and the first group."""
-        return f"choice/{self.parameters.C:g}/{self.picks[0][0]}-{self.picks[0][1]}"
+        """The first C and the first group."""
+        return f"choice/{self.values[0]:g}/{self.picks[0][0]}-{self.picks[0][1]}"
 
     def run(self) -> Receipt:
-        """Solve and score; the receipt has the average precision, and how many pairs are right."""
+        """Solve and score; the receipt has the average precision of each C, and how many pairs are right."""
         dataset = Dataset(self.data)
-        X, Y = dataset.X_rows(), dataset.Y_columns()
+        X, Y, p = dataset.X_rows(), dataset.Y_columns(), self.parameters
         structure = Structure.read(structure_path(Path(self.model), 0), dataset.n_labels)
-        level, problem = structure.levels[self.level], Problem.of(self.parameters, 0, True)
+        level = structure.levels[self.level]
         leaves = np.unique([leaf for leaf, _ in self.picks])
-        parents = dict(
-            zip(
-                leaves.tolist(),
-                parents_of(Y, structure, level, leaves, self.before, self.parameters.negatives),
-                strict=True,
-            )
-        )
+        found = parents_of(Y, structure, level, leaves, self.before, p.negatives)
+        parents = dict(zip(leaves.tolist(), found, strict=True))
         trials = [_Trial(parents[leaf], first, self.seed) for leaf, first in self.picks]
-        paths = Paths(self.before, np.unique(np.concatenate([trial.held_rows for trial in trials])), dataset.n_samples)
-        scores, hits = [np.zeros((0, LANES), np.float32)], [np.zeros((0, LANES), np.bool_)]
+        rows = np.unique(np.concatenate([trial.rows for trial in trials]))
+        x, paths = CSR.of(X.gather(rows)), Paths(self.before, rows, dataset.n_samples)
+        scores: list[list[NDArray[np.float32]]] = [[] for _ in self.values]
+        hits = [np.zeros(0, np.bool_)]
         for (leaf, first), trial in zip(self.picks, trials, strict=True):
             stop_if_unwanted()
-            if trial.n_left and trial.n_held:
-                x, steps = (
-                    CSR.of(X.gather(trial.rows)),
-                    problem.steps(self.seed, 0, self.level, int(level.ptr[leaf]) + first),
-                )
-                short = np.maximum(
-                    np.float32(0.0), np.float32(SHORT) - trial.margins(x, dataset.n_features, problem, steps)
-                )
-                path = paths.of(trial.held_rows, leaf)
-                of = np.where(trial.judged, np.float32(self.path) * path[:, None] - short * short * short, -np.inf)
-                reached = np.isfinite(path)
-                scores.append(of[reached].astype(np.float32))
-                hits.append((trial.true & trial.judged)[reached])
-        of_rows, right = np.concatenate(scores), np.concatenate(hits)
+            if not (trial.n_left and trial.n_held):
+                continue
+            path = paths.of(trial.held_rows, leaf)
+            looked_at = np.isfinite(path)[:, None] & trial.judged
+            hits.append(trial.true[looked_at])
+            trial.localise(x, np.searchsorted(rows, trial.rows), dataset.n_features)
+            for c, of_c in zip(self.values, scores, strict=True):
+                problem = Problem.of(replace(p, C=c), 0, True)
+                z = trial.margins(problem, problem.steps(self.seed, 0, self.level, int(level.ptr[leaf]) + first))
+                short = np.maximum(np.float32(0.0), np.float32(SHORT) - z)
+                of_c.append((np.float32(self.path) * path[:, None] - short * short * short)[looked_at])
+        right = np.concatenate(hits)
+        of_values = [np.concatenate([np.zeros(0, np.float32), *of_c]) for of_c in scores]
         with new_pack(Path(self.out)) as pack:
-            pack.write("scores", of_rows.ravel())
-            pack.write("hits", right.ravel().view(np.uint8))
+            pack.write("hits", right.view(np.uint8))
+            for c, of_c in zip(self.values, of_values, strict=True):
+                pack.write(f"scores-{c:g}", of_c)
         return {
-            "precision": average_precision(of_rows.ravel(), right.ravel()), "right": int(right.sum()),
+            "precisions": [average_precision(of_c, right) for of_c in of_values], "right": int(right.sum()),
             "bytes_read": X.bytes_read + Y.bytes_read,
         }  # fmt: skip
 
@@ -160,62 +162,63 @@ class _Trial:
             self.judged[lane] = len(mine[-1]) >= _FEWEST
         self._y = Labels(np.concatenate([[0], np.cumsum([len(some) for some in mine])]), np.concatenate(mine))
 
-    def margins(self, x: CSR, n_features: int, problem: Problem, steps: object) -> NDArray[np.float32]:
-        """z of the rows held out (held out, LANES), by children that are solved on the others. x: the rows."""
-        n, nnz = len(self.rows), len(x.indices)
+    def localise(self, x: CSR, at: NDArray[np.int64], n_features: int) -> None:
+        """Take the rows, which are rows `at` of x: those held out stand last."""
+        n, nnz = len(at), int((x.indptr[at + 1] - x.indptr[at]).sum())
         local_of, features = np.full(n_features, -1, np.int32), np.empty(n_features + 1, np.int32)
-        local = CSR(np.empty(n + 1, np.int64), np.empty(nnz, np.int32), np.empty(nnz, np.float32))
-        n_local, _ = localise(self._order, x, np.zeros(n, np.int8), np.zeros(n), local_of, features, np.empty(0), local)
-        squares = np.empty(n)
-        row_squares(local.indptr, local.values, 1.0, squares)
-        lanes = sized(new_lanes(n, n_local), self.n_left, n_local)
-        left = CSR(local.indptr[: self.n_left + 1], local.indices, local.values)
-        solve_lanes(
-            0, left, squares[: self.n_left], ONCE.rows, self._y, ONCE.classes, problem.penalty, steps, problem.rule, lanes
-        )  # fmt: skip
+        self._x = CSR(np.empty(n + 1, np.int64), np.empty(nnz, np.int32), np.empty(nnz, np.float32))
+        none = np.zeros(n, np.int8), np.zeros(n)
+        n_local, _ = localise(at[self._order], x, *none, local_of, features, np.empty(0), self._x)
+        self._squares = np.empty(n)
+        row_squares(self._x.indptr, self._x.values, 1.0, self._squares)
+        self._lanes = new_lanes(self.n_left, n_local)
+
+    def margins(self, problem: Problem, steps: Steps) -> NDArray[np.float32]:
+        """z of the rows held out (held out, LANES), by labels that are solved on the others."""
+        left, squares = self._x._replace(indptr=self._x.indptr[: self.n_left + 1]), self._squares[: self.n_left]
+        how = ONCE.classes, problem.penalty, steps, problem.rule, self._lanes
+        solve_lanes(0, left, squares, ONCE.rows, self._y, *how)
         z = np.empty((self.n_held, LANES), np.float32)
-        margins_of(local, self.n_left, problem.penalty.lam, problem.prune, lanes, z)
+        margins_of(self._x, self.n_left, problem.penalty.lam, problem.prune, self._lanes, z)
         return z
 
 
 def average_precision(scores: NDArray[np.float32], hits: NDArray[np.bool_]) -> float:
     """The mean over the hits of the share of hits among what scores as high, in per cent; 0 without hits."""
-    known = scores > -np.inf
-    order = np.argsort(-scores[known], kind="stable")
-    right = hits[known][order]
+    right = hits[np.argsort(-scores)]
     found = np.cumsum(right)
     return float(100.0 * (found / np.arange(1, len(right) + 1))[right].mean()) if right.any() else 0.0
 
 
-@dataclass
-class Climb:
-    """Which C are tried: two first, then larger ones while they lose little, or smaller ones while they gain."""
+def climbed() -> Generator[list[float], dict[float, float], float]:
+    """Which C are tried: two first, then larger ones while they lose little, or smaller ones while they gain.
 
-    def tried(self) -> Generator[list[float], dict[float, float], float]:
-        """Yields values of C, is sent the average precision of each, returns the best."""
-        found = dict((yield [_GRID[_FIRST], _GRID[_FIRST + 1]]))
-        if found[_GRID[_FIRST + 1]] >= found[_GRID[_FIRST]] - _SLACK:
-            at = _FIRST + 1
-            while at + 1 < len(_GRID):
-                at += 1
-                found |= yield [_GRID[at]]
-                if found[_GRID[at]] < max(found.values()) - _SLACK:
-                    break
-            best = max(found.values())
-            return max(c for c, precision in found.items() if precision >= best - _SLACK)
-        at = _FIRST
-        while at > 0:
-            found |= yield [_GRID[at - 1]]
-            if found[_GRID[at - 1]] <= found[_GRID[at]] + _SLACK:
+    Yields values of C, is sent the average precision of each, returns the best.
+    """
+    found = dict((yield [_GRID[_FIRST], _GRID[_FIRST + 1]]))
+    if found[_GRID[_FIRST + 1]] >= found[_GRID[_FIRST]] - _SLACK:
+        at = _FIRST + 1
+        while at + 1 < len(_GRID):
+            at += 1
+            found |= yield [_GRID[at]]
+            if found[_GRID[at]] < max(found.values()) - _SLACK:
                 break
-            at -= 1
-        return _GRID[at]
+        best = max(found.values())
+        return max(c for c, precision in found.items() if precision >= best - _SLACK)
+    at = _FIRST
+    while at > 0:
+        found |= yield [_GRID[at - 1]]
+        if found[_GRID[at - 1]] <= found[_GRID[at]] + _SLACK:
+            break
+        at -= 1
+    return _GRID[at]
 
 
 @dataclass(frozen=True)
 class DecisionJob:
-    """Learn which labels are predicted, from what the jobs of the C that was chosen left."""
+    """Learn which labels are predicted, from what the jobs left that tried the C that was chosen."""
 
+    C: float
     parts: tuple[str, ...]
 
     @property
@@ -225,16 +228,11 @@ class DecisionJob:
 
     def run(self) -> Receipt:
         """The threshold of the highest micro-F1; the best label of a row is predicted in any case."""
-        from xmc_stream.store.chunks import open_array
-
-        scores, hits = [], []
-        for part in map(Path, self.parts):
-            arrays = [open_array(part / name) for name in ("scores", "hits")]
-            of, right = (array.read(0, array.size) for array in arrays)
-            scores.append(of)
-            hits.append(right > 0)
-        of_all, right = np.concatenate(scores)[:, None], np.concatenate(hits)[:, None]
-        known = of_all[:, 0] > -np.inf
-        if int(known.sum()) < LEAST_ROWS:
+        found = []
+        for name in (f"scores-{self.C:g}", "hits"):
+            arrays = [open_array(Path(part) / name) for part in self.parts]
+            found.append(np.concatenate([array.read(0, array.size) for array in arrays]))
+        scores, hits = found[0], found[1] > 0
+        if len(scores) < LEAST_ROWS:
             return {}
-        return {"decision": {**learn(of_all[known], right[known], int(right.sum())), "best": True}}
+        return {DECISION: {**learn(scores[:, None], hits[:, None], int(hits.sum())), "best": True}}

@@ -5,7 +5,7 @@ The loop is a generator, as that of `ppdsparse.run`. All it decides comes from r
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,16 +17,15 @@ from xmc_stream.methods.contract import WRITING, TrainingRun
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
-from xmc_stream.store.model import DECISION
 from xmc_stream.store.places import make_folder
 from xmc_stream.tree.beams import BeamJob, row_ranges
-from xmc_stream.tree.choice import MOST_ROWS, ChoiceJob, Climb, DecisionJob, Pick, cut_picks, picks_of
+from xmc_stream.tree.choice import MOST_ROWS, ChoiceJob, DecisionJob, Pick, climbed, cut_picks, picks_of
 from xmc_stream.tree.clustering import SplitJob, StructureJob, Vectors, VectorsJob
 from xmc_stream.tree.guide import CLUSTERINGS, DEPTH, FIRST_CLUSTERING, N_GROUPS, GroupsJob, groups_path
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
 from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, structure_path, units_of
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.plan import JOB_ENTRIES, cut_parents, depths, plan_tree, rows_of_parents
+from xmc_stream.tree.plan import cut_parents, depths, plan_tree, rows_of_parents
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.solve import RootJob, SolveJob, UnitJob
 from xmc_stream.tree.structure import Level, Structure
@@ -189,34 +188,42 @@ class TreeRun(TrainingRun):
         rows = rows_of_parents(dataset.label_counts(), structure.order, level, self._p, dataset.n_samples)
         rows = np.minimum(rows if before else np.full(1, dataset.n_samples), MOST_ROWS)
         row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
-        parts = cut_picks(picks_of(level, rows, self.seed), rows, JOB_ENTRIES / max(row_entries, 1.0))
-        climb, found, left = Climb().tried(), None, {}
+        parts = cut_picks(picks_of(level, rows, self.seed), rows, row_entries)
+        climb, found, left = climbed(), None, {}
         while True:
             try:
                 values = climb.send(found)
             except StopIteration as end:
-                c = end.value
+                self._p = replace(self._p, C=end.value)
                 break
-            jobs = {c: [self._choice_job(c, level, picks, before) for picks in parts] for c in values}
-            every = [job for of_c in jobs.values() for job in of_c]
-            receipts = yield Phase("choice", every, "choosing C", progress.span(0.0, 0.05), gathers=True, twice=True)
-            by_key = {job.key: receipt for job, receipt in zip(every, receipts, strict=True)}
-            found = {}
-            for c, of_c in jobs.items():
-                mine = [by_key[job.key] for job in of_c]
-                right = sum(receipt["right"] for receipt in mine)
-                found[c] = sum(receipt["precision"] * receipt["right"] for receipt in mine) / max(right, 1)
-                left[c] = tuple(job.out for job in of_c)
+            jobs = [self._choice_job(values, level, picks, before) for picks in parts]
+            receipts = yield Phase("choice", jobs, "choosing C", progress.span(0.0, 0.05), gathers=True, twice=True)
+            weights = np.array([receipt["right"] for receipt in receipts])
+            of_jobs = np.array([receipt["precisions"] for receipt in receipts])
+            means = (of_jobs * weights[:, None]).sum(axis=0) / max(weights.sum(), 1)
+            found = dict(zip(values, means.tolist(), strict=True))
+            left |= dict.fromkeys(values, tuple(job.out for job in jobs))
             self._tried |= {f"{c:g}": round(precision, 4) for c, precision in found.items()}
-        self._p = replace(self._p, C=c)
         if not dataset.one_label:
-            (receipt,) = yield Phase("decision", [DecisionJob(left[c])], "choosing C", progress.span(0.05, 0.05))
-            self._decided = {DECISION: receipt["decision"]} if receipt else {}
+            job = DecisionJob(self._p.C, left[self._p.C])
+            (self._decided,) = yield Phase("decision", [job], "choosing C", progress.span(0.05, 0.05))
 
-    def _choice_job(self, c: float, level: Level, picks: tuple[Pick, ...], before: tuple[str, ...]) -> ChoiceJob:
-        out = self._state("choices", f"{c:g}-{picks[0][0]}-{picks[0][1]}")
-        p = replace(self._p, C=c)
-        return ChoiceJob(self._data, self._model, p, self.seed, level.number, picks, before, self._score["path"], out)
+    def _choice_job(
+        self, values: Sequence[float], level: Level, picks: tuple[Pick, ...], before: tuple[str, ...]
+    ) -> ChoiceJob:
+        out = self._state("choices", f"{values[0]:g}-{picks[0][0]}-{picks[0][1]}")
+        return ChoiceJob(
+            self._data,
+            self._model,
+            self._p,
+            self.seed,
+            level.number,
+            tuple(values),
+            picks,
+            before,
+            self._score["path"],
+            out,
+        )
 
     def _root_jobs(self, tree: int, n_children: int) -> list[RootJob]:
         """Jobs for the children of a root, or the groups of the guide."""
