@@ -233,7 +233,7 @@ class TreeRun(TrainingRun):
             RootJob(
                 self._data,
                 self._model,
-                self.parameters,
+                self._p,
                 self.seed,
                 tree,
                 *span,
