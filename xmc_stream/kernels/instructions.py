@@ -88,8 +88,8 @@ def lane_step(
 ) -> Any:  # fmt: skip
     """A coordinate step of row i in each lane, see `lanecd.Lanes`; returns a bit for each lane whose alpha moved.
 
-    awake: bits of the lanes that may move, where |gradient| is above `least`. sums: the margins times tau; then what alpha moved by, times y. met: the largest
-    |gradient| of a coordinate that moved, and what the dual objective gained, at least.
+    awake: bits of the lanes that may move, where |gradient| is above `least`. sums: the margins times tau; then what alpha
+    moved by, times y. met: the largest |gradient| of a coordinate that moved, and what the dual objective gained, at least.
     """
     may_move, is_positive = ((int(bits) >> np.arange(LANES)) & 1 > 0 for bits in (awake, positive))
     sign = np.where(is_positive, np.float32(1), np.float32(-1))

@@ -22,7 +22,6 @@ from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.kernels.implied import Implied, first_others, intersect, lift
-from xmc_stream.linear.weights import LinearWeights
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.models.kind import Checker
 from xmc_stream.runtime.job import Phase, Receipt
@@ -30,6 +29,7 @@ from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.model import StoredModel
 from xmc_stream.store.nodes import understood
 
 IMPLIED = "implied"  # the folder, and the attribute that says what it holds
@@ -42,12 +42,12 @@ _LABEL_BYTES = 64  # counts, room, sizes and where lists begin
 class ImpliedLabels:
     """Of an opened model. margin: of their scores; pairs: of a label and one that it implies, 0 where there are none."""
 
-    model: LinearWeights
+    model: StoredModel
     margin: float = 0.0
     pairs: int = 0
 
     @classmethod
-    def of(cls, model: LinearWeights) -> ImpliedLabels:
+    def of(cls, model: StoredModel) -> ImpliedLabels:
         """What a model's attributes say. Raises StoreError where it cannot be."""
         about = model.attributes.get(IMPLIED)
         if about is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,7 +126,9 @@ class Paths:
         self._beams = None
         if not packs:
             return
-        spans, nodes, paths = row_ranges(n_samples), [], []
+        spans = row_ranges(n_samples)
+        nodes: list[NDArray[Any]] = []
+        paths: list[NDArray[Any]] = []
         edges = np.searchsorted(rows, [start for start, _ in spans] + [n_samples])
         for (start, stop), pack, low, high in zip(spans, map(Path, packs), edges[:-1], edges[1:], strict=True):
             some = rows[low:high] - start
@@ -149,7 +152,9 @@ class Others:
     """Rows without a label below some nodes (ascending), of all ranges of rows. packs: in the order of the rows."""
 
     def __init__(self, packs: Sequence[str], nodes: NDArray[np.int64]) -> None:
-        rows, keys, counts = [], [], []
+        rows: list[NDArray[Any]] = []
+        keys: list[NDArray[Any]] = []
+        counts: list[NDArray[np.int64]] = []
         ends = np.unique(np.concatenate([nodes, nodes + 1]))
         for pack in map(Path, packs):
             ptr = np.empty(len(ends), np.int64)

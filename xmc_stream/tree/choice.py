@@ -126,10 +126,10 @@ class ChoiceJob:
         of_values = [np.concatenate([np.zeros(0, np.float32), *of_c]) for of_c in scores]
         with new_pack(Path(self.out)) as pack:
             pack.write("hits", right.view(np.uint8))
-            for c, of_c in zip(self.values, of_values, strict=True):
-                pack.write(f"scores-{c:g}", of_c)
+            for c, values in zip(self.values, of_values, strict=True):
+                pack.write(f"scores-{c:g}", values)
         return {
-            "precisions": [average_precision(of_c, right) for of_c in of_values], "right": int(right.sum()),
+            "precisions": [average_precision(values, right) for values in of_values], "right": int(right.sum()),
             "bytes_read": X.bytes_read + Y.bytes_read,
         }  # fmt: skip
 

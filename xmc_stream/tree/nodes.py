@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ def write_unit(
                 writers["offsets"].append(offsets[: (1 << int(bits[panel])) + 1])
                 writers["records"].append(records[:size])
                 starts[panel + 1], nnz, n_bytes = starts[panel] + size, nnz + kept, n_bytes + size
-        for name, values in {"bits": bits, "starts": starts, "bias": bias, "scale": scale}.items():
+        small: dict[str, NDArray[Any]] = {"bits": bits, "starts": starts, "bias": bias, "scale": scale}
+        for name, values in small.items():
             writers[name].append(values)
         for writer in writers.values():
             writer.close()
@@ -132,7 +134,9 @@ def read_unit(model: Path, unit: Unit, level: Level, n_features: int) -> Panels:
     n_children, n_panels, word = int(children[-1] - children[0]), len(children) - 1, hash_bits(n_features)
     sizes = {"bits": n_panels, "starts": n_panels + 1, "bias": n_children, "scale": n_children}
     whole = all(read[name].dtype == kind for name, kind in _ARRAYS.items())
-    whole = whole and all(len(read[name]) == size for name, size in sizes.items()) and (read["bits"] <= word).all()
+    whole = (
+        whole and all(len(read[name]) == size for name, size in sizes.items()) and bool((read["bits"] <= word).all())
+    )
     if whole:
         buckets = np.concatenate([[0], np.cumsum((1 << read["bits"].astype(np.int64)) + 1)])
         whole = len(read["offsets"]) == buckets[-1] and _in_order(buckets, read)
@@ -163,9 +167,8 @@ def shared_units(model: Path, level: Level, n_features: int, tiles: UnitTiles, c
     """The units of a level in turn, which the threads of a process share in memory."""
     cache = shared_cache(cache_bytes)
     for unit, size in tiles:
-        with cache.use(
-            (str(model), unit), size, lambda unit=unit: Tile(read_unit(model, unit, level, n_features))
-        ) as tile:
+        read = partial(read_unit, model, unit, level, n_features)
+        with cache.use((str(model), unit), size, lambda read=read: Tile(read())) as tile:  # type: ignore[misc]
             yield tile.panels
 
 

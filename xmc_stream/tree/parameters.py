@@ -52,3 +52,8 @@ class TreeParameters(Parameters):
     )
     epochs: int = parameter(10, Whole("Visits of each row while children are solved, at most."))
     tol: float = parameter(0.1, Number("Steps are taken where the gradient of the dual is larger."))
+
+    @property
+    def chosen_C(self) -> float:  # noqa: N802 (the field's name)
+        """C of labels; 1 where it is not chosen yet."""
+        return 1.0 if self.C is None else self.C

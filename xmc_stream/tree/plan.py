@@ -32,7 +32,8 @@ _FIXED = 8 * MIB
 class TreePlan:
     """labels: of a job of vectors; depth: from which on nodes are split by jobs of their own; held: labels whose vectors fit.
 
-    entries: of X, that a job of solving may hold; groups: of LANES children of the root, of a job; cache_bytes: of weights in memory while rows go down.
+    entries: of X, that a job of solving may hold; groups: of LANES children of the root, of a job; cache_bytes: of weights in
+    memory while rows go down.
     """
 
     labels: int
@@ -74,16 +75,22 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> dict[s
     of_group = min(n, GROUP << strip_bits(n, X.nnz))
     strips = of_group * int(1.5 * ENTRY_BYTES * row_entries + SOLVED_ROW_BYTES)
     structure = t * _STRUCTURE * k
+    root = lanes_bytes(n, d) + 9 * LANES * d
+    of_rows = SOLVED_ROW_BYTES + int(1.5 * ENTRY_BYTES * row_entries)
+    down = {"beams": t * p.beam * ROW_BYTES * beams, "row blocks": t * (3 * block + BLOCK_ROWS * p.beam * ROW_BYTES)}
     return {
         "vectors of labels": {"vectors": t * min(k, WINDOW) * _VECTOR, "row blocks": t * 3 * block},
-        "splitting": {"vectors": t * 2 * min(k, WINDOW) * _VECTOR, "labels": t * LABEL_BYTES * k,
-                      "directions": t * 5 * _VECTOR * min(k, 1 << max(depths(p, k), default=0))},
-        "children of the root": {"rows and features": t * (lanes_bytes(n, d) + 9 * LANES * d), "strips": t * strips, "labels": structure},
-        "rows on their way down": {"beams": t * p.beam * ROW_BYTES * beams, "row blocks": t * (3 * block + BLOCK_ROWS * p.beam * ROW_BYTES),
-                                   "labels": structure, "weights": t * _FIXED},
-        "children of nodes": {"rows": t * largest * (SOLVED_ROW_BYTES + int(1.5 * ENTRY_BYTES * row_entries)),
-                              "features": t * (13 * d + FEATURE_BYTES * int(min(d, largest * row_entries))), "labels": structure,
-                              "windows": t * 2 * _FIXED},
+        "splitting": {
+            "vectors": t * 2 * min(k, WINDOW) * _VECTOR, "labels": t * LABEL_BYTES * k,
+            "directions": t * 5 * _VECTOR * min(k, 1 << max(depths(p, k), default=0)),
+        },
+        "children of the root": {"rows and features": t * root, "strips": t * strips, "labels": structure},
+        "rows on their way down": {**down, "labels": structure, "weights": t * _FIXED},
+        "children of nodes": {
+            "rows": t * largest * of_rows,
+            "features": t * (13 * d + FEATURE_BYTES * int(min(d, largest * row_entries))),
+            "labels": structure, "windows": t * 2 * _FIXED,
+        },
     }  # fmt: skip
 
 

@@ -47,7 +47,7 @@ from xmc_stream.tree.kernels.records import Panels
 from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, read_unit, shared_units, structures_of
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.run import TreeRun
-from xmc_stream.tree.scoring import LIST, UNREACHED, Scorer
+from xmc_stream.tree.scoring import LIST, UNREACHED, Scorer, true_among
 from xmc_stream.tree.structure import Structure
 
 COUNTED = 200  # labels of a row, the best, that an evaluation looks at, at least
@@ -130,7 +130,7 @@ class OpenTrees:
                 scores[place] = calibrated(scores[place], label, self._by)
             best.scores[found] = scores
             order = np.lexsort((best.labels, -best.scores), axis=1)
-            best = Best(*(np.take_along_axis(part, order, axis=1) for part in best))
+            best = Best._make(np.take_along_axis(part, order, axis=1) for part in best)
         return best
 
     def fill(self, best: Best, ranking: Ranking) -> None:
@@ -163,16 +163,9 @@ class TreeJob(RankingJob):
             count_indices(y.indices, counts[TRUE])
             above = (found.labels >= 0) & (found.scores > self.wanted.decision.above)
             count_indices(found.labels[above], counts[PREDICTED])
-            count_indices(found.labels[above & _true(found.labels, y)], counts[HITS])
+            count_indices(found.labels[above & true_among(found.labels, y)], counts[HITS])
             count_best(self.wanted.decision, best, (y.indptr, y.indices), counts)
         return 0
-
-
-def _true(labels: NDArray[np.int64], y: Labels) -> NDArray[np.bool_]:
-    """Whether labels (n, k) of rows are labels of theirs."""
-    from xmc_stream.tree.scoring import true_among
-
-    return true_among(labels, y)
 
 
 class HeldTrees:

@@ -56,7 +56,9 @@ class TreeRun(TrainingRun):
     parameters: TreeParameters
 
     def __post_init__(self) -> None:
-        self._p, self._tried, self._decided = self.parameters, {}, {}
+        self._p = self.parameters
+        self._tried: dict[str, float] = {}
+        self._decided: dict[str, Any] = {}
         self._data, self._model = str(self.dataset.path), str(self.work)
         self._sizes = plan_tree(self.plan, self.dataset, self.parameters)
         self._score = score_of(self.dataset.Y_rows().nnz / max(self.dataset.n_samples, 1), self.dataset.n_labels)
@@ -106,7 +108,7 @@ class TreeRun(TrainingRun):
         k, depth, p = self.dataset.n_labels, self._sizes.depth, self.parameters
         deepest = max(self._depths, default=0)
         spans = even_ranges(k, -(-k // self._sizes.labels)) if deepest or self._score["guide"] else []
-        jobs: list[Job] = [
+        jobs = [
             VectorsJob(
                 self._data, self.seed, first, last, self._sizes.block_bytes, self._state("vectors", f"{first}-{last}")
             )
@@ -161,14 +163,14 @@ class TreeRun(TrainingRun):
         units = units_of(tree, level)
         if level.number == 0:
             roots = self._root_jobs(tree, level.n_children)
-            parts, jobs = [roots], list(roots)
+            parts: list[Sequence[RootJob | SolveJob]] = [roots]
         else:
             rows = rows_of_parents(dataset.label_counts(), structure.order, level, p, dataset.n_samples)
             row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
             parts = [
                 list(self._solve_jobs(unit, cut_parents(rows, level, unit, row_entries), before)) for unit in units
             ]
-            jobs = [job for of_unit in parts for job in of_unit]
+        jobs = [job for of_unit in parts for job in of_unit]
         what = "labels" if level.last else "nodes"
         number = progress.done + 1
         yield Phase(
@@ -189,7 +191,8 @@ class TreeRun(TrainingRun):
         rows = np.minimum(rows if before else np.full(1, dataset.n_samples), MOST_ROWS)
         row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
         parts = cut_picks(picks_of(level, rows, self.seed), rows, row_entries)
-        climb, found, left = climbed(), None, {}
+        climb, left = climbed(), dict[float, tuple[str, ...]]()
+        found: Any = None
         while True:
             try:
                 values = climb.send(found)
@@ -205,7 +208,8 @@ class TreeRun(TrainingRun):
             left |= dict.fromkeys(values, tuple(job.out for job in jobs))
             self._tried |= {f"{c:g}": round(precision, 4) for c, precision in found.items()}
         if not dataset.one_label:
-            job = DecisionJob(self._p.C, left[self._p.C])
+            chosen = self._p.chosen_C
+            job = DecisionJob(chosen, left[chosen])
             (self._decided,) = yield Phase("decision", [job], "choosing C", progress.span(0.05, 0.05))
 
     def _choice_job(

@@ -27,7 +27,7 @@ from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, new_lanes
 from xmc_stream.linear.kernels.rows import localise, row_squares
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import fitting_ranges
-from xmc_stream.store.chunks import open_array
+from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import PackedArrayWriter, PackWriter, new_pack
 from xmc_stream.store.matrix import SparseMatrix
@@ -65,10 +65,9 @@ class Problem(NamedTuple):
     def of(cls, p: TreeParameters, tree: int, last: bool) -> Problem:
         """last: the children are labels."""
         if last:
-            h2, h2_positive = 1.0 / p.C, 1.0 / (p.C * p.positive_weight)
-            return cls(
-                Penalty(p.lam, 1.0, h2, np.inf, h2_positive, np.inf, True), Rest(p.tol, QUIET), p.epochs, p.prune
-            )
+            c = p.chosen_C
+            penalty = Penalty(p.lam, 1.0, 1.0 / c, np.inf, 1.0 / (c * p.positive_weight), np.inf, True)
+            return cls(penalty, Rest(p.tol, QUIET), p.epochs, p.prune)
         c, epochs, prune = (p.C_nodes, p.epochs, p.prune) if tree != GUIDE else (_GUIDE_C, _GUIDE_EPOCHS, p.prune / 5.0)
         return cls(Penalty(0.0, 1.0, 1.0 / c, np.inf, 1.0 / c, np.inf, True), Rest(p.tol, QUIET), epochs, prune)
 
@@ -96,9 +95,8 @@ class Solution:
         }
         self._writers = {name: PackedArrayWriter(pack, name, kind) for name, kind in kinds.items()}
         room = LANES * n_features + 1
-        self._features, self._children, self._values = (
-            np.empty(room, kind) for kind in (np.int32, np.uint8, np.float32)
-        )
+        self._features, self._children = np.empty(room, np.int32), np.empty(room, np.uint8)
+        self._values = np.empty(room, np.float32)
         self._count = self.nnz = 0
 
     def take(
@@ -219,7 +217,7 @@ class _Solver:
         self._x = CSR(np.empty(n + 1, np.int64), np.empty(nnz, np.int32), np.empty(nnz, np.float32))
         self._squares, self._alpha, self._sign = np.empty(n), np.zeros(n), np.zeros(n, np.int8)
 
-    def solve(self, x: CSR, at: NDArray[np.int64], y: Labels, steps: object) -> None:
+    def solve(self, x: CSR, at: NDArray[np.int64], y: Labels, steps: Callable[[int], Steps]) -> None:
         """at: the parent's rows in x."""
         n = len(at)
         none = np.empty(0)
@@ -347,7 +345,7 @@ class _Strips:
                 n_read += self._visit(np.sort(by_slot[first : first + GROUP]), going, problem, number, epoch)
             for group in going:
                 self._end_epoch(group)
-        return n_read / max(self._n, 1)
+        return float(n_read / max(self._n, 1))
 
     def _visit(self, strips: NDArray[np.int64], going: list[_Group], problem: Problem, number: int, epoch: int) -> int:
         """Visit the rows of some strips; returns how many were read."""
@@ -407,14 +405,14 @@ class UnitJob:
         )
         return {**made, "name": unit.name}
 
-    def _parents(self, arrays: list[dict[str, object]]) -> Iterator[Entries]:
+    def _parents(self, arrays: list[dict[str, ChunkedArray]]) -> Iterator[Entries]:
         for of in arrays:
             counts = of["counts"].read(0, of["counts"].size)
             ends = np.concatenate([[0], np.cumsum(counts)])
             for low, high in zip(ends[:-1], ends[1:], strict=True):
                 yield Entries(*(of[name].read(int(low), int(high)) for name in ("features", "children", "values")))
 
-    def _root(self, arrays: list[dict[str, object]]) -> Entries:
+    def _root(self, arrays: list[dict[str, ChunkedArray]]) -> Entries:
         return Entries(*(
             np.concatenate([of[name].read(0, of[name].size) for of in arrays]) for name in ("features", "children", "values")
         ))  # fmt: skip

@@ -2,9 +2,9 @@
 
 The children of a node are cut into panels of at most PANEL. A panel has buckets of features by hash, and in a bucket a record
 a feature: what of the hash the bucket does not say (2 bytes), how many of the children have a weight for it, less one (1
-byte), and of each its number in the panel and the weight (1 byte each). Where half of many children have one, there are the weights of all
-children in turn, and FULL in the place of their number. A weight is scale_k times a whole number from -127 to 127. The hash
-of feature j is j times an odd number, modulo the power of two above D: no two features have the same.
+byte), and of each its number in the panel and the weight (1 byte each). Where half of many children have one, there are the
+weights of all children in turn, and FULL in the place of their number. A weight is scale_k times a whole number from -127 to
+127. The hash of feature j is j times an odd number, modulo the power of two above D: no two features have the same.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Panels(NamedTuple):
     """Some parents of a level, and the weights of their children, in memory.
 
     first: the first parent. panels (parents + 1,): the panels of each. children (panels + 1,): the children of each panel, as
-    numbers of the level. bits (panels,): log2 of the buckets; buckets (panels + 1,): where its places in `offsets` begin, one more than it
-    has buckets; offsets: where the records of a bucket begin, counted from starts (panels,), its place in records. bias, scale
-    (children,). word: bits of a hash.
+    numbers of the level. bits (panels,): log2 of the buckets; buckets (panels + 1,): where its places in `offsets` begin, of
+    which it has one more than buckets; offsets: where the records of a bucket begin, counted from starts (panels + 1,), the
+    panel's place in records. bias, scale (children,). word: bits of a hash.
     """
 
     first: int
@@ -75,7 +75,7 @@ def bucket_bits(n_features: int, word: int) -> int:
     bits = 0
     while (2 << bits) < n_features:
         bits += 1
-    return min(max(bits, word - REST_BITS), word)
+    return int(min(max(bits, word - REST_BITS), word))
 
 
 @kernel
@@ -91,7 +91,7 @@ def pack_panel(
     n, n_children = len(features), len(scale)
     hashes, order, whole = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n_children, np.int64)
     for p in range(n):
-        hashes[p] = hash_of(np.int64(features[p]), word)
+        hashes[p] = hash_of(int(features[p]), word)
     order_of(hashes.copy(), word, order)
     n_features = 0
     for q in range(n):
@@ -195,4 +195,4 @@ def margins(i: int, x: CSR, panel: int, of: Panels, weights: NDArray[np.int8], z
             p += np.uint64(m) if n == np.uint64(FULL) else _2 * (n + _1)
     for t in range(m):
         z[t] = z[t] * of.scale[local + t] + of.bias[local + t]
-    return m
+    return int(m)
