@@ -74,7 +74,6 @@ _HOME = {
 __all__ = [
     "CPLST",
     "LEML",
-    "LabelTree",
     "MEMOIR",
     "ConvertOptions",
     "Dataset",
@@ -82,6 +81,7 @@ __all__ = [
     "InnerProductIndex",
     "InputError",
     "JobError",
+    "LabelTree",
     "MemoryLimitError",
     "Model",
     "PDSparse",

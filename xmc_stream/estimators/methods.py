@@ -25,35 +25,8 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.tree.parameters import TreeParameters
 
 
-class PPDSparse(Estimator, parameters=PPDSparseParameters):
-    """Class-separable primal-dual sparse one-vs-rest learning, from data on disk, in bounded memory.
-
-    Yen, Huang, Dai, Ravikumar, Dhillon, Xing: PPDSparse, KDD 2017. For each class, with y_i = 1 or -1, it minimises
-    (section 3.2, eq. 9, with tau and C added, section 5.2)
-
-        F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i s_i loss(w.x_i, y_i)
-
-    where w_0 is the bias and s_i, 1 if nothing is said, the weight of the sample (`fit`), times positive_weight and that of
-    the class (class_weight) for positives. The losses of a score z are (sections 3 and 5.2)
-
-        squared_hinge   1/2 max(0, 1 - y z)^2
-        hinge           max(0, 1 - y z)
-
-    The active set A of a class begins with its positives and some random other rows. A round solves for A by dual
-    coordinate descent. Then a search of all rows adds those that violate optimality most to A (section 4.1, Algorithms 1
-    and 2). `delta` is the random sparsification of section 4.2, `min_value` the two-level sparsification of section 5.3.
-    `fit` checks the parameters.
-
-    Examples
-    --------
-    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
-    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
-    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
-    >>> clf = xs.PPDSparse(C=10).fit(X, Y)
-    >>> labels, scores = clf.predict_topk(X[:1], k=1)
-    >>> labels.tolist()
-    [[0]]
-    """
+class _Weighted(Estimator):
+    """An estimator that takes weights of samples, and of labels as the parameter class_weight."""
 
     class_weight: Any
 
@@ -123,6 +96,37 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
         elif weights is not None and not isinstance(weights, str):
             labels = np.asarray(weights)
         return None if samples is None and labels is None else Given(samples, labels)
+
+
+class PPDSparse(_Weighted, parameters=PPDSparseParameters):
+    """Class-separable primal-dual sparse one-vs-rest learning, from data on disk, in bounded memory.
+
+    Yen, Huang, Dai, Ravikumar, Dhillon, Xing: PPDSparse, KDD 2017. For each class, with y_i = 1 or -1, it minimises
+    (section 3.2, eq. 9, with tau and C added, section 5.2)
+
+        F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i s_i loss(w.x_i, y_i)
+
+    where w_0 is the bias and s_i, 1 if nothing is said, the weight of the sample (`fit`), times positive_weight and that of
+    the class (class_weight) for positives. The losses of a score z are (sections 3 and 5.2)
+
+        squared_hinge   1/2 max(0, 1 - y z)^2
+        hinge           max(0, 1 - y z)
+
+    The active set A of a class begins with its positives and some random other rows. A round solves for A by dual
+    coordinate descent. Then a search of all rows adds those that violate optimality most to A (section 4.1, Algorithms 1
+    and 2). `delta` is the random sparsification of section 4.2, `min_value` the two-level sparsification of section 5.3.
+    `fit` checks the parameters.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.PPDSparse(C=10).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[:1], k=1)
+    >>> labels.tolist()
+    [[0]]
+    """
 
     @classmethod
     def dismec(cls, **parameters: Any) -> PPDSparse:
@@ -291,7 +295,7 @@ class MEMOIR(Estimator, parameters=MEMOIRParameters):
     """
 
 
-class LabelTree(Estimator, parameters=TreeParameters):
+class LabelTree(_Weighted, parameters=TreeParameters):
     """A tree of labels: each row goes down it, so that training and prediction grow with the logarithm of the labels.
 
     Labels with similar rows share a leaf (balanced 2-means of sums of their rows). A node c and a label k are linear

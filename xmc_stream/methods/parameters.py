@@ -19,6 +19,7 @@ from xmc_stream.arguments import MOST_INT
 from xmc_stream.errors import InputError
 
 _RULE = "rule"
+GIVEN = "given"  # the word of a parameter that stands for weights of labels
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,20 @@ class Flag(Rule):
         if not isinstance(value, bool):
             raise ValueError
         return value
+
+
+@dataclass(frozen=True)
+class ClassWeight(Choice):
+    """The rule of a parameter that weighs labels: a word; weights themselves are GIVEN."""
+
+    def typed(self) -> str:
+        """As Python takes it."""
+        words = ", ".join(repr(word) for word in self.options if word != GIVEN)
+        return (f"{{{words}}}, " if words else "") + "dict, array (K,) or None"
+
+    def taken(self, value: Any) -> Any:
+        """The word."""
+        return super().taken(value if value is None or isinstance(value, str) else GIVEN)
 
 
 def parameter(default: Any, rule: Rule) -> Any:

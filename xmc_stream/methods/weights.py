@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream import flags
 from xmc_stream.errors import InputError
+from xmc_stream.linear.kernels.dcd import ONCE
+from xmc_stream.methods.parameters import GIVEN
+from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import PackedArrayWriter, new_pack
 from xmc_stream.system.files import regular
@@ -90,6 +94,41 @@ class Given:
                 for part in _parts(values):
                     writer.append(part)
                 writer.close()
+
+
+def check_given(given: Given | None, dataset: Dataset, class_weight: str | None) -> None:
+    """Raise InputError where the parameter `class_weight` and what was given do not go together, or not with the dataset."""
+    if given is not None:
+        given.check(dataset)
+    labels = given is not None and given.labels is not None
+    if class_weight == GIVEN and not labels:
+        raise InputError(
+            "class_weight is 'given', and no weights of labels are: give them (" + flags.CLASS_WEIGHT + " FILE.npy)"
+        )
+    if labels and class_weight != GIVEN:
+        raise InputError(f"weights of labels are given, and class_weight is {class_weight!r}: leave out one")
+
+
+class RowWeights:
+    """Reads the weights of samples, as a run keeps them; for one thread at a time.
+
+    path: of the pack, None where samples have no weights.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._array = None if path is None else open_array(path / SAMPLES)
+
+    def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Of some rows (ascending, unique): `Times.rows`."""
+        if self._array is None:
+            return ONCE.rows
+        out = np.empty(len(rows))
+        self._array.read_ranges(rows.astype(np.int64, copy=False), np.ones(len(rows), np.int64), out)
+        return out
+
+    def of_range(self, start: int, stop: int) -> NDArray[np.float64]:
+        """Of the rows in [start, stop), likewise."""
+        return ONCE.rows if self._array is None else self._array.read(start, stop)
 
 
 def read_weights(path: str | Path) -> NDArray[Any]:

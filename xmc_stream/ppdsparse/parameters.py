@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
+from xmc_stream.methods.parameters import GIVEN, Choice, ClassWeight, Flag, Number, Parameters, Whole, parameter
 
-BALANCED, PROPENSITY, GIVEN = "balanced", "propensity", "given"  # ways to weigh classes
+BALANCED, PROPENSITY = "balanced", "propensity"  # ways to weigh classes
 LOSSES = ("squared_hinge", "hinge")  # their places are their numbers in `ppdsparse.kernels.search`
 # LIBLINEAR's squared hinge, which DiSMEC uses at C = 1, has no half; without the l1 term it takes more rounds
 DISMEC = {
@@ -46,19 +46,6 @@ EXACT, NARROW, APPROXIMATE = "", "narrow", "approximate"
 # many rounds is left as it is: what is slow is a class of many rows alike, which each step moves a little.
 PATIENCE, DOUBLINGS = 5, 6
 ROUNDING = 1e-7  # of the objective: gaps that are not seen to halve any more
-
-
-@dataclass(frozen=True)
-class ClassWeight(Choice):
-    """A word; weights themselves are GIVEN."""
-
-    def typed(self) -> str:
-        """As Python takes it."""
-        return f"{{'{BALANCED}', '{PROPENSITY}'}}, dict, array (K,) or None"
-
-    def taken(self, value: Any) -> Any:
-        """The word."""
-        return super().taken(value if value is None or isinstance(value, str) else GIVEN)
 
 
 @dataclass(frozen=True)

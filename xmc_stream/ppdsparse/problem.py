@@ -14,13 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream import flags
-from xmc_stream.errors import InputError
-from xmc_stream.linear.kernels.dcd import ONCE
 from xmc_stream.linear.weights import Unit
-from xmc_stream.methods.weights import LABELS, SAMPLES, Given
+from xmc_stream.methods.parameters import GIVEN
+from xmc_stream.methods.weights import LABELS, Given, RowWeights, check_given
 from xmc_stream.metrics import inverse_propensity
-from xmc_stream.ppdsparse.parameters import BALANCED, GIVEN, PROPENSITY, PPDSparseParameters
+from xmc_stream.ppdsparse.parameters import BALANCED, PROPENSITY, PPDSparseParameters
 from xmc_stream.ppdsparse.solver import all_rows_bytes, has_dense_rows, start_sizes
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.chunks import open_array
@@ -95,6 +93,10 @@ class LossWeights:
         """Whether samples have weights."""
         return self.mean > 0.0
 
+    def of_rows(self) -> RowWeights:
+        """Reads those of samples."""
+        return RowWeights(Path(self.path) if self.of_samples else None)
+
     def of_classes(self, dataset: Dataset, first: int, last: int) -> NDArray[np.float64]:
         """m_k and c_k (n, 2) of classes [first, last): `Times.classes`."""
         weights = np.ones((last - first, 2))
@@ -113,36 +115,9 @@ class LossWeights:
         return weights
 
 
-class RowWeights:
-    """Reads the weights of samples; for one thread at a time."""
-
-    def __init__(self, weights: LossWeights) -> None:
-        self._array = open_array(Path(weights.path) / SAMPLES) if weights.of_samples else None
-
-    def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of some rows (ascending, unique); of no length where samples have no weights."""
-        if self._array is None:
-            return ONCE.rows
-        out = np.empty(len(rows))
-        self._array.read_ranges(rows.astype(np.int64, copy=False), np.ones(len(rows), np.int64), out)
-        return out
-
-    def of_range(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Of the rows in [start, stop), likewise."""
-        return ONCE.rows if self._array is None else self._array.read(start, stop)
-
-
 def check_weights(parameters: PPDSparseParameters, dataset: Dataset, given: Given | None) -> None:
     """Raise InputError where `class_weight` and the weights given do not go together, or not with the dataset."""
-    if given is not None:
-        given.check(dataset)
-    labels = given is not None and given.labels is not None
-    if parameters.class_weight == GIVEN and not labels:
-        raise InputError(
-            "class_weight is 'given', and no weights of labels are: give them (" + flags.CLASS_WEIGHT + " FILE.npy)"
-        )
-    if labels and parameters.class_weight != GIVEN:
-        raise InputError(f"weights of labels are given, and class_weight is {parameters.class_weight!r}: leave out one")
+    check_given(given, dataset, parameters.class_weight)
     if parameters.class_weight == PROPENSITY:
         inverse_propensity([1], dataset.n_samples)
 

@@ -34,7 +34,7 @@ from xmc_stream.ppdsparse.kernels.search import (
     search,
 )
 from xmc_stream.ppdsparse.parameters import APPROXIMATE, EXACT, NARROW, PPDSparseParameters
-from xmc_stream.ppdsparse.problem import LossWeights, Problem, RowWeights
+from xmc_stream.ppdsparse.problem import LossWeights, Problem
 from xmc_stream.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, UnitState, new_unit_state
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, MemoryPlan
@@ -271,7 +271,7 @@ class SearchJob:
         searches = [one for one in searches if len(one.classes)]
         flushed = [one.span.first - self.first + one.classes[one.flushed] for one in searches]
         entries = np.zeros(d if p.approximate else 0, np.int32)  # scored, of each feature
-        n_blocks, interval, of_rows = 0, 0, RowWeights(problem.weights)
+        n_blocks, interval, of_rows = 0, 0, problem.weights.of_rows()
         with new_candidates(
             Path(self.out), self.last - self.first, dataset.n_samples, np.concatenate([np.empty(0, np.int64), *flushed])
         ) as writer:

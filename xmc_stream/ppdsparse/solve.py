@@ -19,7 +19,7 @@ from xmc_stream.ppdsparse.candidates import Found
 from xmc_stream.ppdsparse.kernels.active import start_alpha, start_scores
 from xmc_stream.ppdsparse.parameters import EXACT
 from xmc_stream.ppdsparse.plan import SolvePlan, choose_streamed
-from xmc_stream.ppdsparse.problem import Problem, RowWeights, Share
+from xmc_stream.ppdsparse.problem import Problem, Share
 from xmc_stream.ppdsparse.solver import (
     Sink,
     Solver,
@@ -114,7 +114,7 @@ class _ShareSolve:
         order, dense = row_order(d.n_samples, self.X.nnz), has_dense_rows(*self.shape, self.X.nnz)
         self.solver = Solver(problem.parameters, problem.seed, order, dense, job.round)
         self.of_classes = problem.weights.of_classes(d, share.first, share.last)
-        self.of_rows = RowWeights(problem.weights)
+        self.of_rows = problem.weights.of_rows()
         self.n_active = np.zeros(self.n, np.int64)  # |A| of each class in this round
         self.kept = np.zeros(self.n, np.int64)  # of open classes, what is kept of it
         self.passes = self.looked_up = 0  # over X, for large classes; bytes of indptr for them

@@ -29,6 +29,7 @@ from xmc_stream.kernels.order import GROUP, RowOrder, epoch_key, strip_slots
 from xmc_stream.linear.kernels.dcd import Ramp, Times, dual_terms, of_class, take_weights
 from xmc_stream.linear.kernels.rows import row_squares
 from xmc_stream.linear.weights import Unit
+from xmc_stream.methods.weights import RowWeights
 from xmc_stream.ppdsparse.active_rows import DiskRows, MemoryRows, Taken, rows_on_disk
 from xmc_stream.ppdsparse.candidates import Found
 from xmc_stream.ppdsparse.kernels.stream import (
@@ -46,7 +47,7 @@ from xmc_stream.ppdsparse.kernels.stream import (
 )
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.ppdsparse.plan import BUFFERS, StreamRoom
-from xmc_stream.ppdsparse.problem import LossWeights, Problem, RowWeights, Share
+from xmc_stream.ppdsparse.problem import LossWeights, Problem, Share
 from xmc_stream.ppdsparse.solver import Solver, ramp_of
 from xmc_stream.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, RoundSets, UnitStateWriter, Weights, new_unit_state
 from xmc_stream.runtime.plan import MIB, MemoryPlan
@@ -313,7 +314,7 @@ class LargeClasses:
     ) -> None:  # fmt: skip
         self.solver, self.sets, self.X, self.room, self.scratch = solver, sets, X, room, scratch
         self._weights, self._of_classes, self._ramp = weights, of_classes, ramp
-        self.rows = StreamedRows(X, room.nnz, RowWeights(weights))
+        self.rows = StreamedRows(X, room.nnz, weights.of_rows())
         self.fresh = self.used = 0
         self.passes = 0
 
@@ -358,7 +359,7 @@ class LargeClasses:
         stream = StreamSolver(self.solver, active, self.rows, of_classes, min(self.room.threads, len(classes)))
         inside = stream.solve((self.sets.start_weights(classes), self._ramp) if self._ramp else None)
         self.passes += stream.passes
-        p, n_features, of_rows = self.solver.parameters, self.X.shape[1], RowWeights(self._weights)
+        p, n_features, of_rows = self.solver.parameters, self.X.shape[1], self._weights.of_rows()
         features, local_of = np.arange(n_features, dtype=np.int32), np.empty(n_features, np.int32)
         w_features, w_values = np.empty(n_features, np.int32), np.empty(n_features, np.float32)
         for i in range(active.n_classes):

@@ -18,15 +18,15 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.domains import TREE_ROWS
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.chunks import open_array
-from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import index_dtype, new_pack
 from xmc_stream.store.matrix import stream
 from xmc_stream.system.stop import stop_if_unwanted
 from xmc_stream.tree.kernels.beam import Beams, go_down, pairs_by_node
 from xmc_stream.tree.kernels.records import Panels
 from xmc_stream.tree.kernels.rows import draw_others
-from xmc_stream.tree.nodes import UnitTiles, shared_units, structure_path
-from xmc_stream.tree.structure import Level, Structure
+from xmc_stream.tree.nodes import UnitTiles, shared_units
+from xmc_stream.tree.shared import Shared
+from xmc_stream.tree.structure import Level
 
 _RANGES, _LEAST, _MOST = 64, 1 << 13, 1 << 17  # of rows, where there are that many; rows of one
 BLOCK_ROWS = 1 << 14  # that go down together: a node's weights are read once for them
@@ -62,10 +62,7 @@ def row_ranges(n_samples: int) -> list[tuple[int, int]]:
 class BeamJob:
     """Rows [start, stop) go down a level of a tree. before: the pack of their beams above, "" below the root."""
 
-    data: str
-    model: str
-    seed: int
-    beam: int
+    of: Shared
     tree: int
     level: int
     start: int
@@ -83,31 +80,31 @@ class BeamJob:
 
     def run(self) -> Receipt:
         """Go down, draw, write."""
-        dataset, n = Dataset(self.data), self.stop - self.start
+        dataset, n, beam = self.of.dataset(), self.stop - self.start, self.of.parameters.beam
         X, Y = dataset.X_rows(), dataset.Y_rows()
-        structure = Structure.read(structure_path(Path(self.model), self.tree), dataset.n_labels)
+        structure = self.of.structure(self.tree, dataset.n_labels)
         level, nodes = structure.levels[self.level], structure.nodes_of_labels(self.level)
         before = read_beams(Path(self.before), n) if self.before else at_root(n)
         after, others, keys = (
-            no_beams(n, self.beam),
-            np.empty((n, self.beam), np.int32),
-            np.zeros((n, self.beam), np.float32),
+            no_beams(n, beam),
+            np.empty((n, beam), np.int32),
+            np.zeros((n, beam), np.float32),
         )
         domain = TREE_ROWS + (self.tree << 8) + self.level
         for x, y in stream((X, Y), self.block_bytes, self.start, self.stop, BLOCK_ROWS):
             stop_if_unwanted()
             mine = slice(x.start - self.start, x.start - self.start + x.n)
             above = Beams(before.nodes[mine], before.paths[mine])
-            units = shared_units(Path(self.model), level, dataset.n_features, self.tiles, self.cache_bytes)
-            below = descended(level, units, CSR.of(x), above, self.beam)
+            units = shared_units(self.of.model, level, dataset.n_features, self.tiles, self.cache_bytes)
+            below = descended(level, units, CSR.of(x), above, beam)
             after.nodes[mine], after.paths[mine] = below
-            draw_others(x.start, below, Labels.of(y), nodes, self.seed, domain, others[mine], keys[mine])
+            draw_others(x.start, below, Labels.of(y), nodes, self.of.seed, domain, others[mine], keys[mine])
         places, ptr = pairs_by_node(others, level.n_children)
         with new_pack(Path(self.out)) as pack:
             pack.write("nodes", after.nodes.ravel())
             pack.write("paths", after.paths.ravel())
             pack.write("ptr", ptr)
-            pack.write("rows", (self.start + places // self.beam).astype(index_dtype(dataset.n_samples)))
+            pack.write("rows", (self.start + places // beam).astype(index_dtype(dataset.n_samples)))
             pack.write("keys", keys.ravel()[places])
         return {"passes": n / max(dataset.n_samples, 1), "bytes_read": X.bytes_read + Y.bytes_read}
 

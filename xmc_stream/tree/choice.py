@@ -19,24 +19,22 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.domains import TREE_CHOICE
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.kernels.permutation import held_out, key_of, uniform
-from xmc_stream.linear.kernels.dcd import ONCE, Steps
+from xmc_stream.linear.kernels.dcd import Steps, of_lines
 from xmc_stream.linear.kernels.lanecd import new_lanes
 from xmc_stream.linear.kernels.rows import localise, row_squares
 from xmc_stream.models.decisions import LEAST_ROWS, learn
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import fitting_ranges
 from xmc_stream.store.chunks import open_array
-from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import new_pack
 from xmc_stream.store.model import DECISION
 from xmc_stream.system.stop import stop_if_unwanted
 from xmc_stream.tree.beams import Paths
 from xmc_stream.tree.kernels.solve import margins_of, solve_lanes
-from xmc_stream.tree.nodes import structure_path
-from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.scoring import SHORT
+from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.solve import Parent, Problem, parents_of
-from xmc_stream.tree.structure import Level, Structure
+from xmc_stream.tree.structure import Level
 
 _SHARE, _LEAST = 0.05, 12  # of the work of solving all labels, and groups, at least
 _HELD_OUT, _FEWEST = 0.25, 2  # of the rows of a leaf; rows that a label must have left
@@ -79,10 +77,7 @@ def cut_picks(picks: Sequence[Pick], rows: NDArray[np.int64], row_entries: float
 class ChoiceJob:
     """Try some C on some groups of labels. before: packs of the beams above the leaves; path: their weight in a score."""
 
-    data: str
-    model: str
-    parameters: TreeParameters
-    seed: int
+    of: Shared
     level: int
     values: tuple[float, ...]
     picks: tuple[Pick, ...]
@@ -97,16 +92,16 @@ class ChoiceJob:
 
     def run(self) -> Receipt:
         """Solve and score; the receipt has the average precision of each C, and how many pairs are right."""
-        dataset = Dataset(self.data)
-        X, Y, p = dataset.X_rows(), dataset.Y_columns(), self.parameters
-        structure = Structure.read(structure_path(Path(self.model), 0), dataset.n_labels)
+        dataset, of_rows = self.of.dataset(), self.of.row_weights()
+        X, Y, p = dataset.X_rows(), dataset.Y_columns(), self.of.parameters
+        structure = self.of.structure(0, dataset.n_labels)
         level = structure.levels[self.level]
         leaves = np.unique([leaf for leaf, _ in self.picks])
         found = parents_of(Y, structure, level, leaves, self.before, p.negatives)
         parents = dict(zip(leaves.tolist(), found, strict=True))
-        trials = [_Trial(parents[leaf], first, self.seed) for leaf, first in self.picks]
+        trials = [_Trial(parents[leaf], first, self.of.seed) for leaf, first in self.picks]
         rows = np.unique(np.concatenate([trial.rows for trial in trials]))
-        x, paths = CSR.of(X.gather(rows)), Paths(self.before, rows, dataset.n_samples)
+        x, paths, weights = CSR.of(X.gather(rows)), Paths(self.before, rows, dataset.n_samples), of_rows.of(rows)
         scores: list[list[NDArray[np.float32]]] = [[] for _ in self.values]
         hits = [np.zeros(0, np.bool_)]
         for (leaf, first), trial in zip(self.picks, trials, strict=True):
@@ -116,10 +111,14 @@ class ChoiceJob:
             path = paths.of(trial.held_rows, leaf)
             looked_at = np.isfinite(path)[:, None] & trial.judged
             hits.append(trial.true[looked_at])
-            trial.localise(x, np.searchsorted(rows, trial.rows), dataset.n_features)
+            trial.localise(x, np.searchsorted(rows, trial.rows), weights, dataset.n_features)
+            low = int(level.ptr[leaf]) + first
+            classes = self.of.label_weights(structure.order[low : min(low + LANES, int(level.ptr[leaf + 1]))])
             for c, of_c in zip(self.values, scores, strict=True):
                 problem = Problem.of(replace(p, C=c), 0, True)
-                z = trial.margins(problem, problem.steps(self.seed, 0, self.level, int(level.ptr[leaf]) + first))
+                z = trial.margins(
+                    problem, classes, problem.steps(self.of.seed, 0, self.level, int(level.ptr[leaf]), first)
+                )
                 short = np.maximum(np.float32(0.0), np.float32(SHORT) - z)
                 of_c.append((np.float32(self.path) * path[:, None] - short * short * short)[looked_at])
         right = np.concatenate(hits)
@@ -162,22 +161,22 @@ class _Trial:
             self.judged[lane] = len(mine[-1]) >= _FEWEST
         self._y = Labels(np.concatenate([[0], np.cumsum([len(some) for some in mine])]), np.concatenate(mine))
 
-    def localise(self, x: CSR, at: NDArray[np.int64], n_features: int) -> None:
+    def localise(self, x: CSR, at: NDArray[np.int64], weights: NDArray[np.float64], n_features: int) -> None:
         """Take the rows, which are rows `at` of x: those held out stand last."""
         n, nnz = len(at), int((x.indptr[at + 1] - x.indptr[at]).sum())
         local_of, features = np.full(n_features, -1, np.int32), np.empty(n_features + 1, np.int32)
         self._x = CSR(np.empty(n + 1, np.int64), np.empty(nnz, np.int32), np.empty(nnz, np.float32))
         none = np.zeros(n, np.int8), np.zeros(n)
         n_local, _ = localise(at[self._order], x, *none, local_of, features, np.empty(0), self._x)
-        self._squares = np.empty(n)
+        self._squares, self._weights = np.empty(n), of_lines(at[self._order], weights)
         row_squares(self._x.indptr, self._x.values, 1.0, self._squares)
         self._lanes = new_lanes(self.n_left, n_local)
 
-    def margins(self, problem: Problem, steps: Steps) -> NDArray[np.float32]:
+    def margins(self, problem: Problem, classes: NDArray[np.float64], steps: Steps) -> NDArray[np.float32]:
         """z of the rows held out (held out, LANES), by labels that are solved on the others."""
         left, squares = self._x._replace(indptr=self._x.indptr[: self.n_left + 1]), self._squares[: self.n_left]
-        how = ONCE.classes, problem.penalty, steps, problem.rule, self._lanes
-        solve_lanes(0, left, squares, ONCE.rows, self._y, *how)
+        how = classes, problem.penalty, steps, problem.rule, self._lanes
+        solve_lanes(0, left, squares, self._weights[: self.n_left], self._y, *how)
         z = np.empty((self.n_held, LANES), np.float32)
         margins_of(self._x, self.n_left, problem.penalty.lam, problem.prune, self._lanes, z)
         return z

@@ -22,7 +22,6 @@ from xmc_stream.kernels.domains import TREE_FEATURES, TREE_SPLITS
 from xmc_stream.kernels.permutation import key_of, permuted, word_bits
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.chunks import open_array
-from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import new_pack
 from xmc_stream.store.matrix import stream
 from xmc_stream.system.stop import stop_if_unwanted
@@ -34,6 +33,7 @@ from xmc_stream.tree.kernels.vectors import (
     take_sides,
     to_length_one,
 )
+from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.structure import Structure
 
 DIMENSIONS = 512
@@ -46,8 +46,7 @@ WINDOW = 1 << 14  # vectors that are in memory at a time where they stream
 class VectorsJob:
     """The vectors of labels [first, last), in one pass over the rows."""
 
-    data: str
-    seed: int
+    of: Shared
     first: int
     last: int
     block_bytes: int
@@ -60,15 +59,14 @@ class VectorsJob:
 
     def run(self) -> Receipt:
         """Sum, and write."""
-        dataset = Dataset(self.data)
-        X, Y = dataset.X_rows(), dataset.Y_rows()
-        vectors, key = (
-            np.zeros((self.last - self.first, DIMENSIONS), np.float32),
-            np.uint64(key_of(self.seed, TREE_FEATURES, 0, 0)),
-        )
+        dataset = self.of.dataset()
+        X, Y, of_rows = dataset.X_rows(), dataset.Y_rows(), self.of.row_weights()
+        vectors = np.zeros((self.last - self.first, DIMENSIONS), np.float32)
+        key = np.uint64(key_of(self.of.seed, TREE_FEATURES, 0, 0))
         for x, y in stream((X, Y), self.block_bytes, 0, dataset.n_samples):
             stop_if_unwanted()
-            add_rows_to_labels(CSR.of(x), Labels.of(y), self.first, key, vectors)
+            weights = of_rows.of_range(x.start, x.start + x.n)
+            add_rows_to_labels(CSR.of(x), Labels.of(y), weights, self.first, key, vectors)
         to_length_one(vectors)
         with new_pack(Path(self.out)) as pack:
             pack.write("vectors", vectors.ravel())

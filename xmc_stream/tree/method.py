@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.errors import InputError
 from xmc_stream.methods.contract import Forecast, Method, Task
-from xmc_stream.runtime.job import Job, Receipt
+from xmc_stream.methods.weights import check_given
+from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 from xmc_stream.tree.parameters import TreeParameters
@@ -79,6 +81,16 @@ class TreeMethod(Method):
     runs = TreeRun
     kind = "tree"
     reported = ("C", "C_tried")
+
+    def check(self, task: Task) -> None:
+        """Weights are as many as rows and labels; no warm start."""
+        if task.warm_start is not None:
+            raise InputError(f"{self.name} takes no warm start: leave it out")
+        check_given(task.given, task.dataset, task.parameters.class_weight)
+
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> TreeRun:
+        """See `Method`."""
+        return TreeRun(task.dataset, work, task.parameters, task.seed, plan, ledger, task.given)
 
     def has_zero(self, parameters: Any) -> bool:
         """No: scores compare the labels of a row."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from xmc_stream.methods.parameters import Number, Parameters, Whole, parameter
+from xmc_stream.methods.parameters import GIVEN, ClassWeight, Number, Parameters, Whole, parameter
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,16 @@ class TreeParameters(Parameters):
     positive_weight: float = parameter(
         1.0, Number("How many times C counts for rows that have the label.", open_least=True)
     )
+    class_weight: str | None = parameter(
+        None,
+        ClassWeight(
+            "What C and positive_weight are multiplied by for the positives of each label. given: the weights of "
+            "--class-weight FILE; in Python a dict (label as in y: weight; others 1) or an array of one weight a label.",
+            options=(GIVEN,),
+            none=True,
+            unsaid=True,
+        ),
+    )
     C_nodes: float = parameter(2.0, Number("Weight of the loss of nodes.", open_least=True))
     lam: float = parameter(0.05, Number("Weight of the l1 term of labels; nodes have none."))
     prune: float = parameter(0.1, Number("The model leaves out weights |w_j| below it, the bias never. 0: off."))
@@ -54,6 +64,6 @@ class TreeParameters(Parameters):
     tol: float = parameter(0.1, Number("Steps are taken where the gradient of the dual is larger."))
 
     @property
-    def chosen_C(self) -> float:  # noqa: N802 (the field's name)
+    def chosen_C(self) -> float:
         """C of labels; 1 where it is not chosen yet."""
         return 1.0 if self.C is None else self.C

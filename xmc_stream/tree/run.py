@@ -14,6 +14,7 @@ import numpy as np
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import IMPLIED, ImpliedJob
 from xmc_stream.methods.contract import WRITING, TrainingRun
+from xmc_stream.methods.weights import Given
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
 from xmc_stream.runtime.plan import even_ranges
@@ -27,6 +28,7 @@ from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, structure_path, units_
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.plan import cut_parents, depths, plan_tree, rows_of_parents
 from xmc_stream.tree.scoring import score_of
+from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.solve import RootJob, SolveJob, UnitJob
 from xmc_stream.tree.structure import Level, Structure
 
@@ -54,12 +56,12 @@ class TreeRun(TrainingRun):
     """A training run of the label tree."""
 
     parameters: TreeParameters
+    given: Given | None = None
 
     def __post_init__(self) -> None:
-        self._p = self.parameters
+        self._of = Shared.of(self.dataset, self.work, self.parameters, self.seed, self.given)
         self._tried: dict[str, float] = {}
         self._decided: dict[str, Any] = {}
-        self._data, self._model = str(self.dataset.path), str(self.work)
         self._sizes = plan_tree(self.plan, self.dataset, self.parameters)
         self._score = score_of(self.dataset.Y_rows().nnz / max(self.dataset.n_samples, 1), self.dataset.n_labels)
         self._depths = tuple(depths(self.parameters, self.dataset.n_labels))
@@ -77,7 +79,7 @@ class TreeRun(TrainingRun):
             nnz += receipt["nnz"]
             tiles.append([*unit_tuple(GUIDE_UNIT), receipt["bytes"]])
         if self._score["by_score"]:
-            job = ImpliedJob(self._data, str(self.work / IMPLIED), self.plan)
+            job = ImpliedJob(self._of.data, str(self.work / IMPLIED), self.plan)
             (found,) = yield Phase(
                 "implied labels", [job], "finding labels that others imply", progress.span(0.0, 0.0), twice=True
             )
@@ -97,7 +99,7 @@ class TreeRun(TrainingRun):
                 progress.done += 1
         return {
             "nnz": nnz, "objective": None, "duality_gap": None, "trees": p.n_trees, "tree_units": tiles,
-            "tree_score": self._score, "beam": p.beam, **implied, "C": self._p.C, "C_tried": self._tried, **self._decided,
+            "tree_score": self._score, "beam": p.beam, **implied, "C": self._of.parameters.C, "C_tried": self._tried, **self._decided,
         }  # fmt: skip
 
     def _state(self, kind: str, name: str) -> str:
@@ -109,9 +111,7 @@ class TreeRun(TrainingRun):
         deepest = max(self._depths, default=0)
         spans = even_ranges(k, -(-k // self._sizes.labels)) if deepest or self._score["guide"] else []
         jobs = [
-            VectorsJob(
-                self._data, self.seed, first, last, self._sizes.block_bytes, self._state("vectors", f"{first}-{last}")
-            )
+            VectorsJob(self._of, first, last, self._sizes.block_bytes, self._state("vectors", f"{first}-{last}"))
             for first, last in spans
         ]
         if jobs:
@@ -146,7 +146,7 @@ class TreeRun(TrainingRun):
         """Solve and write the groups of the guide; returns the receipt of the unit."""
         jobs = self._root_jobs(GUIDE, N_GROUPS)
         yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
-        job = UnitJob(self._data, self._model, GUIDE_UNIT, tuple(job.out for job in jobs))
+        job = UnitJob(self._of, GUIDE_UNIT, tuple(job.out for job in jobs))
         (receipt,) = yield Phase(
             "guide written", [job], "writing groups of labels", progress.span(0.0, 0.0), twice=True
         )
@@ -157,9 +157,9 @@ class TreeRun(TrainingRun):
     ) -> Steps:
         """Solve and write the children of a level; returns the receipts of its units."""
         dataset = self.dataset
-        if level.last and self._p.C is None:
+        if level.last and self._of.parameters.C is None:
             yield from self._choose(structure, level, before, progress)
-        p = self._p
+        p = self._of.parameters
         units = units_of(tree, level)
         if level.number == 0:
             roots = self._root_jobs(tree, level.n_children)
@@ -174,11 +174,11 @@ class TreeRun(TrainingRun):
         what = "labels" if level.last else "nodes"
         number = progress.done + 1
         yield Phase(
-            "solve", jobs, f"solving {level.n_children:,} {what}{self._of(tree)}", progress.span(0.0, 0.7), unit="level",
+            "solve", jobs, f"solving {level.n_children:,} {what}{self._tree(tree)}", progress.span(0.0, 0.7), unit="level",
             number=number, gathers=level.number > 0, twice=True,
         )  # fmt: skip
         writes = [
-            UnitJob(self._data, self._model, unit, tuple(job.out for job in of_unit))
+            UnitJob(self._of, unit, tuple(job.out for job in of_unit))
             for unit, of_unit in zip(units, parts, strict=True)
         ]
         words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"
@@ -187,7 +187,7 @@ class TreeRun(TrainingRun):
     def _choose(self, structure: Structure, level: Level, before: tuple[str, ...], progress: _Progress) -> Steps:
         """Choose C of the labels, and what the rows held out say of which labels are predicted."""
         dataset = self.dataset
-        rows = rows_of_parents(dataset.label_counts(), structure.order, level, self._p, dataset.n_samples)
+        rows = rows_of_parents(dataset.label_counts(), structure.order, level, self._of.parameters, dataset.n_samples)
         rows = np.minimum(rows if before else np.full(1, dataset.n_samples), MOST_ROWS)
         row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
         parts = cut_picks(picks_of(level, rows, self.seed), rows, row_entries)
@@ -197,7 +197,7 @@ class TreeRun(TrainingRun):
             try:
                 values = climb.send(found)
             except StopIteration as end:
-                self._p = replace(self._p, C=end.value)
+                self._of = replace(self._of, parameters=replace(self._of.parameters, C=end.value))
                 break
             jobs = [self._choice_job(values, level, picks, before) for picks in parts]
             receipts = yield Phase("choice", jobs, "choosing C", progress.span(0.0, 0.05), gathers=True, twice=True)
@@ -208,7 +208,7 @@ class TreeRun(TrainingRun):
             left |= dict.fromkeys(values, tuple(job.out for job in jobs))
             self._tried |= {f"{c:g}": round(precision, 4) for c, precision in found.items()}
         if not dataset.one_label:
-            chosen = self._p.chosen_C
+            chosen = self._of.parameters.chosen_C
             job = DecisionJob(chosen, left[chosen])
             (self._decided,) = yield Phase("decision", [job], "choosing C", progress.span(0.05, 0.05))
 
@@ -217,10 +217,7 @@ class TreeRun(TrainingRun):
     ) -> ChoiceJob:
         out = self._state("choices", f"{values[0]:g}-{picks[0][0]}-{picks[0][1]}")
         return ChoiceJob(
-            self._data,
-            self._model,
-            self._p,
-            self.seed,
+            self._of,
             level.number,
             tuple(values),
             picks,
@@ -235,10 +232,7 @@ class TreeRun(TrainingRun):
         spans = [(first, min(first + step, n_children)) for first in range(0, n_children, step)]
         return [
             RootJob(
-                self._data,
-                self._model,
-                self._p,
-                self.seed,
+                self._of,
                 tree,
                 *span,
                 self._state("solved", f"{tree}-0-{span[0]}-{span[1]}"),
@@ -250,7 +244,7 @@ class TreeRun(TrainingRun):
         for first, last in spans:
             out = self._state("solved", f"{unit.tree}-{unit.level}-{first}-{last}")
             yield SolveJob(
-                self._data, self._model, self._p, self.seed, unit.tree, unit.level, first, last, before,
+                self._of, unit.tree, unit.level, first, last, before,
                 self._sizes.entries, out,
             )  # fmt: skip
 
@@ -262,10 +256,7 @@ class TreeRun(TrainingRun):
             out = self._state("beams", f"{tree}-{level.number}-{start}")
             jobs.append(
                 BeamJob(
-                    self._data,
-                    self._model,
-                    self.seed,
-                    self.parameters.beam,
+                    self._of,
                     tree,
                     level.number,
                     start,
@@ -277,11 +268,11 @@ class TreeRun(TrainingRun):
                     out,
                 )  # fmt: skip
             )
-        yield Phase("beam", jobs, f"letting rows go down{self._of(tree)}", progress.span(0.75, 1.0), twice=True)
+        yield Phase("beam", jobs, f"letting rows go down{self._tree(tree)}", progress.span(0.75, 1.0), twice=True)
         drop_tiles()
         return tuple(job.out for job in jobs)
 
-    def _of(self, tree: int) -> str:
+    def _tree(self, tree: int) -> str:
         n = self.parameters.n_trees
         return "" if n == 1 else f" of tree {tree + 1} of {n}"
 

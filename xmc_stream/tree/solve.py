@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,9 +23,10 @@ from xmc_stream.kernels.domains import TREE_ORDERS
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.kernels.order import GROUP, strip_slots
 from xmc_stream.kernels.permutation import key_of
-from xmc_stream.linear.kernels.dcd import ONCE, Penalty, Steps
+from xmc_stream.linear.kernels.dcd import ONCE, Penalty, Steps, Times, of_lines
 from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, new_lanes, shuffle_awake, visit_lanes
 from xmc_stream.linear.kernels.rows import localise, row_squares
+from xmc_stream.methods.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import fitting_ranges
 from xmc_stream.store.chunks import ChunkedArray, open_array
@@ -36,8 +38,9 @@ from xmc_stream.tree.beams import Others
 from xmc_stream.tree.guide import LEVEL, read_groups
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
 from xmc_stream.tree.kernels.solve import mark_rows, solve_lanes, take_entries
-from xmc_stream.tree.nodes import GUIDE, Entries, Unit, structure_path, write_unit
+from xmc_stream.tree.nodes import GUIDE, Entries, Unit, write_unit
 from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.structure import Level, Structure
 
 _GUIDE_C, _GUIDE_EPOCHS = 1.0, 4
@@ -71,9 +74,12 @@ class Problem(NamedTuple):
         c, epochs, prune = (p.C_nodes, p.epochs, p.prune) if tree != GUIDE else (_GUIDE_C, _GUIDE_EPOCHS, p.prune / 5.0)
         return cls(Penalty(0.0, 1.0, 1.0 / c, np.inf, 1.0 / c, np.inf, True), Rest(p.tol, QUIET), epochs, prune)
 
-    def steps(self, seed: int, tree: int, level: int, first: int) -> Steps:
-        """How children first, first + 1, ... of a level are solved: the seed of their orders is their own."""
-        own = int(key_of(seed, TREE_ORDERS + (tree << 8) + level, first, 0)) >> 1
+    def steps(self, seed: int, tree: int, level: int, parent: int, first: int) -> Steps:
+        """How children first, first + 1, ... of a parent are solved: the seed of their orders is their own.
+
+        parent: the number of its first child.
+        """
+        own = int(key_of(seed, TREE_ORDERS + (tree << 8) + level, parent + first, 0)) >> 1
         return Steps(own, 0, self.epochs, self.rule.least, 0.0)
 
     @staticmethod
@@ -132,10 +138,7 @@ class SolveJob:
     max_entries: of rows that are held at a time, or those of one parent.
     """
 
-    data: str
-    model: str
-    parameters: TreeParameters
-    seed: int
+    of: Shared
     tree: int
     level: int
     first: int
@@ -151,23 +154,26 @@ class SolveJob:
 
     def run(self) -> Receipt:
         """Gather the rows of some parents, solve their children one parent after another, write."""
-        dataset = Dataset(self.data)
-        X, Y, p = dataset.X_rows(), dataset.Y_columns(), self.parameters
-        structure = Structure.read(structure_path(Path(self.model), self.tree), dataset.n_labels)
+        dataset, of_rows = self.of.dataset(), self.of.row_weights()
+        X, Y, p = dataset.X_rows(), dataset.Y_columns(), self.of.parameters
+        structure = self.of.structure(self.tree, dataset.n_labels)
         level = structure.levels[self.level]
         problem = Problem.of(p, self.tree, level.last)
-        parents = list(parents_of(Y, structure, level, np.arange(self.first, self.last), self.before, p.negatives))
+        numbers = np.arange(self.first, self.last)
+        parents = list(parents_of(Y, structure, level, numbers, self.before, p.negatives))
         sizes = [int(X.lengths(parent.rows)[1].sum()) for parent in parents]
         with new_pack(Path(self.out)) as pack:
             solver = _Solver(dataset.n_features, parents, sizes, problem, pack)
             for low, high in fitting_ranges(sizes, self.max_entries):
                 rows = np.unique(np.concatenate([parent.rows for parent in parents[low:high]]))
-                x = CSR.of(X.gather(rows))
+                x, weights = CSR.of(X.gather(rows)), of_rows.of(rows)
                 for number in range(low, high):
                     stop_if_unwanted()
-                    first = int(level.ptr[self.first + number])
-                    steps = lambda of, first=first: problem.steps(self.seed, self.tree, self.level, first + of)  # noqa: E731
-                    solver.solve(x, np.searchsorted(rows, parents[number].rows), parents[number].y, steps)
+                    first, last = (int(child) for child in level.ptr[self.first + number : self.first + number + 2])
+                    steps = partial(problem.steps, self.of.seed, self.tree, self.level, first)
+                    classes = self.of.label_weights(structure.order[first:last]) if level.last else ONCE.classes
+                    at = np.searchsorted(rows, parents[number].rows)
+                    solver.solve(x, at, Times(classes, of_lines(at, weights)), parents[number].y, steps)
             solver.solution.close()
         n_rows = sum(len(parent.rows) for parent in parents)
         return {"nnz": solver.solution.nnz, "rows": n_rows, "bytes_read": X.bytes_read + Y.bytes_read,
@@ -217,8 +223,8 @@ class _Solver:
         self._x = CSR(np.empty(n + 1, np.int64), np.empty(nnz, np.int32), np.empty(nnz, np.float32))
         self._squares, self._alpha, self._sign = np.empty(n), np.zeros(n), np.zeros(n, np.int8)
 
-    def solve(self, x: CSR, at: NDArray[np.int64], y: Labels, steps: Callable[[int], Steps]) -> None:
-        """at: the parent's rows in x."""
+    def solve(self, x: CSR, at: NDArray[np.int64], weights: Times, y: Labels, steps: Callable[[int], Steps]) -> None:
+        """at: the parent's rows in x; weights: of the children, and of these rows; steps: of children from one on."""
         n = len(at)
         none = np.empty(0)
         n_local, _ = localise(at, x, self._sign[:n], self._alpha[:n], self._local_of, self._features, none, self._x)
@@ -227,10 +233,8 @@ class _Solver:
         row_squares(local.indptr, local.values, 1.0, self._squares)
         lanes = sized(self._lanes, n, n_local)
         for first in range(0, len(y.indptr) - 1, LANES):
-            used = solve_lanes(
-                first, local, self._squares[:n], ONCE.rows, y, ONCE.classes, self._problem.penalty, steps(first),
-                self._problem.rule, lanes,
-            )  # fmt: skip
+            how = weights.classes, self._problem.penalty, steps(first), self._problem.rule, lanes
+            used = solve_lanes(first, local, self._squares[:n], weights.rows, y, *how)
             mine = min(LANES, len(y.indptr) - 1 - first)
             self.solution.take(used, mine, first, self._features, self._problem, lanes)
         self.solution.end_parent()
@@ -252,10 +256,7 @@ class RootJob:
     a time (`kernels.order`), and visits those of their rows that are awake, in an order that is drawn too.
     """
 
-    data: str
-    model: str
-    parameters: TreeParameters
-    seed: int
+    of: Shared
     tree: int
     first: int
     last: int
@@ -268,21 +269,23 @@ class RootJob:
 
     def run(self) -> Receipt:
         """Solve, and write."""
-        dataset = Dataset(self.data)
+        dataset = self.of.dataset()
         if self.tree == GUIDE:
-            level, nodes = LEVEL, read_groups(Path(self.model), dataset.n_labels).astype(np.int32)
+            level, nodes = LEVEL, read_groups(self.of.model, dataset.n_labels).astype(np.int32)
+            labels = np.empty(0, np.int64)
         else:
-            structure = Structure.read(structure_path(Path(self.model), self.tree), dataset.n_labels)
-            level, nodes = structure.levels[0], structure.nodes_of_labels(0)[:, None]
-        problem = Problem.of(self.parameters, self.tree, level.last)
+            structure = self.of.structure(self.tree, dataset.n_labels)
+            level, nodes, labels = structure.levels[0], structure.nodes_of_labels(0)[:, None], structure.order
+        problem = Problem.of(self.of.parameters, self.tree, level.last)
         together = []
         for first in range(self.first, self.last, LANES):
             lanes = new_lanes(dataset.n_samples, dataset.n_features)
-            used = self._mark(dataset, nodes, first, problem.penalty, lanes)
-            steps = problem.steps(self.seed, self.tree, 0, first)
+            classes = self.of.label_weights(labels[first : first + LANES]) if level.last else ONCE.classes
+            used = self._mark(dataset, nodes, first, problem.penalty, classes, lanes)
+            steps = problem.steps(self.of.seed, self.tree, 0, 0, first)
             together.append(_Group(first, min(LANES, self.last - first), lanes, used, steps))
-        strips = _Strips(dataset.X_rows(), together)
-        passes = strips.settle(problem, lambda epoch: problem.strips_key(self.seed, self.tree, epoch))
+        strips = _Strips(dataset.X_rows(), self.of.row_weights(), together)
+        passes = strips.settle(problem, lambda epoch: problem.strips_key(self.of.seed, self.tree, epoch))
         with new_pack(Path(self.out)) as pack:
             solution = Solution(pack, dataset.n_features)
             for group in together:
@@ -291,8 +294,13 @@ class RootJob:
             solution.close()
         return {"nnz": solution.nnz, "bytes_read": strips.bytes_read, "passes": passes}
 
-    def _mark(self, dataset: Dataset, nodes: NDArray[np.int32], first: int, penalty: Penalty, lanes: Lanes) -> int:
-        begin_lanes(0, Labels(np.zeros(1, np.int64), np.empty(0, np.int32)), ONCE.classes, penalty, lanes)
+    def _mark(
+        self, dataset: Dataset, nodes: NDArray[np.int32], first: int, penalty: Penalty, classes: NDArray[np.float64],
+        lanes: Lanes,
+    ) -> int:  # fmt: skip
+        """Enter children first, first + 1, ... as `begin_lanes` does, from Y by rows; returns bits of those that have rows."""
+        no_rows = np.zeros(len(classes) + 1, np.int64) if len(classes) else np.zeros(1, np.int64)
+        begin_lanes(0, Labels(no_rows, np.empty(0, np.int32)), classes, penalty, lanes)
         used = 0
         for y in dataset.Y_rows().blocks(1 << 20):
             some = lanes.positive[y.start : y.start + y.n]
@@ -318,8 +326,8 @@ class _Group:
 class _Strips:
     """All rows in strips, for some groups of children."""
 
-    def __init__(self, X: SparseMatrix, together: list[_Group]) -> None:
-        self._X, self._n, self._together = X, X.n_lines, together
+    def __init__(self, X: SparseMatrix, of_rows: RowWeights, together: list[_Group]) -> None:
+        self._X, self._n, self._of_rows, self._together = X, X.n_lines, of_rows, together
         self._bits = strip_bits(X.n_lines, X.nnz)
 
     @property
@@ -356,14 +364,14 @@ class _Strips:
         rows = rows[np.logical_or.reduce(awake)]
         if not len(rows):
             return 0
-        x, squares = CSR.of(self._X.gather(rows)), np.empty(len(rows))
+        x, weights, squares = CSR.of(self._X.gather(rows)), self._of_rows.of(rows), np.empty(len(rows))
         row_squares(x.indptr, x.values, 1.0, squares)
         for group in going:
             order = np.flatnonzero(group.lanes.quiet[rows] < QUIET)
             mine, n = group.lanes._replace(order=order), len(order)
             shuffle_awake(0, n, np.uint64(key_of(group.steps.seed, 1, number, epoch)), mine)
             group.n_awake += visit_lanes(
-                x, squares, ONCE.rows, rows, problem.penalty, np.uint16(group.used), n, problem.rule, mine
+                x, squares, weights, rows, problem.penalty, np.uint16(group.used), n, problem.rule, mine
             )
         return len(rows)
 
@@ -380,8 +388,7 @@ class _Strips:
 class UnitJob:
     """Write a unit of the model. parts: what was left by the jobs that solved its parents, in order."""
 
-    data: str
-    model: str
+    of: Shared
     unit: Unit
     parts: tuple[str, ...]
 
@@ -392,16 +399,16 @@ class UnitJob:
 
     def run(self) -> Receipt:
         """Read, pack, write."""
-        dataset, unit = Dataset(self.data), self.unit
+        dataset, unit = self.of.dataset(), self.unit
         level = LEVEL
         if unit != GUIDE_UNIT:
-            level = Structure.read(structure_path(Path(self.model), unit.tree), dataset.n_labels).levels[unit.level]
+            level = self.of.structure(unit.tree, dataset.n_labels).levels[unit.level]
         arrays = [{name: open_array(Path(part) / name) for name in ("counts", "features", "children", "values", "bias")}
                   for part in self.parts]  # fmt: skip
         bias = np.concatenate([of["bias"].read(0, of["bias"].size) for of in arrays])
         parents = self._parents(arrays) if unit.level else iter([self._root(arrays)])
         made = write_unit(
-            unit.path(Path(self.model)), unit, level, dataset.n_features, bias, _counted(parents, level, unit)
+            unit.path(self.of.model), unit, level, dataset.n_features, bias, _counted(parents, level, unit)
         )
         return {**made, "name": unit.name}
 

@@ -85,9 +85,9 @@ def begin_lanes(first: int, y: Labels, classes: NDArray[np.float64], penalty: Pe
     for lane in range(LANES):
         c = first + lane
         of = penalty
-        if c < len(indptr) - 1 and indptr[c] < indptr[c + 1]:
-            used |= 1 << lane
+        if c < len(indptr) - 1:
             of = of_class(c, classes, penalty)
+            used |= int(indptr[c] < indptr[c + 1]) << lane
             for q in range(indptr[c], indptr[c + 1]):
                 positive[rows[q]] |= np.uint16(1 << lane)
         h2[lane], h2[LANES + lane] = np.float32(of.h2), np.float32(of.h2_positive)

@@ -12,8 +12,12 @@ from xmc_stream.kernels.permutation import mix
 
 
 @kernel
-def add_rows_to_labels(x: CSR, y: Labels, first: int, key: np.uint64, vectors: NDArray[np.float32]) -> None:
+def add_rows_to_labels(
+    x: CSR, y: Labels, weights: NDArray[np.float64], first: int, key: np.uint64, vectors: NDArray[np.float32]
+) -> None:
     """Add the rows of a block to those of their labels that are first, first + 1, ..., one for each line of vectors (n, d).
+
+    weights: of the rows, empty where each counts once.
 
     Feature j counts for number h(j) mod d, with a sign, both drawn by the key; d is a power of two.
     """
@@ -25,6 +29,7 @@ def add_rows_to_labels(x: CSR, y: Labels, first: int, key: np.uint64, vectors: N
     slots, signed = np.empty(longest, np.int64), np.empty(longest, np.float32)
     for i in range(len(indptr) - 1):
         begin, known = indptr[i], False
+        weight = np.float32(weights[i]) if len(weights) else np.float32(1.0)
         for q in range(y.indptr[i], y.indptr[i + 1]):
             label = y.indices[q] - first
             if label < 0 or label >= n:
@@ -34,7 +39,7 @@ def add_rows_to_labels(x: CSR, y: Labels, first: int, key: np.uint64, vectors: N
                 for p in range(begin, indptr[i + 1]):
                     drawn = mix(key ^ np.uint64(indices[p]))
                     slots[p - begin] = np.int64(drawn & mask)
-                    signed[p - begin] = values[p] if drawn >> np.uint64(63) else -values[p]
+                    signed[p - begin] = weight * (values[p] if drawn >> np.uint64(63) else -values[p])
             for p in range(indptr[i + 1] - begin):
                 vectors[label, slots[p]] += signed[p]
 
