@@ -40,9 +40,8 @@ _SHARE, _LEAST = 0.05, 12  # of the work of solving all labels, and groups, at l
 _HELD_OUT, _FEWEST = 0.25, 2  # of the rows of a leaf; rows that a label must have left
 MOST_ROWS = 1 << 16  # of a leaf that are looked at
 ENTRIES = 1 << 21  # of X, of a job, or those of one leaf
-_SLACK = 0.3  # points of average precision that a larger C may lose, and a smaller one must gain
-_GRID = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-_FIRST = 2  # places in the grid of what is tried first: this one and the next
+_GAIN = 0.3  # points of average precision: less is no reason to go on
+_LEAST_C, _MOST_C = 0.125, 32.0
 _GOLDEN = 0.6180339887498949
 
 Pick = tuple[int, int]  # a leaf, and the first label of a group of its labels, counted from its first
@@ -190,27 +189,18 @@ def average_precision(scores: NDArray[np.float32], hits: NDArray[np.bool_]) -> f
 
 
 def climbed() -> Generator[list[float], dict[float, float], float]:
-    """Which C are tried: two first, then larger ones while they lose little, or smaller ones while they gain.
+    """Which C are tried: 1 and 2, then larger ones, or smaller ones, as long as that gains more than _GAIN points.
 
-    Yields values of C, is sent the average precision of each, returns the best.
+    Yields values of C, is sent the average precision of each, returns the last that gained: 2 where none did.
     """
-    found = dict((yield [_GRID[_FIRST], _GRID[_FIRST + 1]]))
-    if found[_GRID[_FIRST + 1]] >= found[_GRID[_FIRST]] - _SLACK:
-        at = _FIRST + 1
-        while at + 1 < len(_GRID):
-            at += 1
-            found |= yield [_GRID[at]]
-            if found[_GRID[at]] < max(found.values()) - _SLACK:
-                break
-        best = max(found.values())
-        return max(c for c, precision in found.items() if precision >= best - _SLACK)
-    at = _FIRST
-    while at > 0:
-        found |= yield [_GRID[at - 1]]
-        if found[_GRID[at - 1]] <= found[_GRID[at]] + _SLACK:
+    found = dict((yield [1.0, 2.0]))
+    best, step = (1.0, 0.5) if found[1.0] > found[2.0] + _GAIN else (2.0, 2.0)
+    while _LEAST_C <= best * step <= _MOST_C:
+        found |= yield [best * step]
+        if found[best * step] <= found[best] + _GAIN:
             break
-        at -= 1
-    return _GRID[at]
+        best *= step
+    return best
 
 
 @dataclass(frozen=True)

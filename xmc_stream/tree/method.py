@@ -33,14 +33,15 @@ class TreeForecaster(Forecaster):
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """Without a probe."""
-        dataset, p = self.task.dataset, self.task.parameters
+        dataset = self.task.dataset
+        p = self.task.parameters.resolved(dataset.n_samples)
         sizes, needs = plan_tree(plan, dataset, p), least_needs(plan, dataset, p)
         X, Y, k = dataset.X_rows(), dataset.Y_rows(), dataset.n_labels
         one = X.nnz * X.entry_bytes
         levels = len(depths(p, k)) + 1
         groups = -(-(1 << depths(p, k)[0] if levels > 1 else k) // 16)
         vectors = -(-k // sizes.labels) if levels > 1 else 0
-        of_root = p.n_trees * groups * p.epochs
+        of_root = p.n_trees * groups * p.most_epochs
         down = p.n_trees * (levels - 1)
         gathered = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * down
         per_label = -(-p.max_leaf // 16)

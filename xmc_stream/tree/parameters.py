@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from xmc_stream.methods.parameters import GIVEN, ClassWeight, Number, Parameters, Whole, parameter
+
+_EPOCHS, _EPOCHS_OF_FEW, _FEW_ROWS = 10, 30, 1 << 15
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class TreeParameters(Parameters):
     C: float | None = parameter(
         None,
         Number(
-            "Weight of the loss of labels. none: one of 0.25, 0.5, ..., 8, by rows that some leaves hold out.",
+            "Weight of the loss of labels. none: one of 0.125, 0.25, ..., 32, by rows that some leaves hold out.",
             open_least=True,
             none=True,
         ),
@@ -60,8 +62,24 @@ class TreeParameters(Parameters):
             "drawn among the rows whose beam has the node."
         ),
     )
-    epochs: int = parameter(10, Whole("Visits of each row while children are solved, at most."))
+    epochs: int | None = parameter(
+        None,
+        Whole(
+            "Visits of each row while children are solved, at most. none: 10, or 30 for fewer than 32,768 rows.",
+            none=True,
+        ),
+    )
     tol: float = parameter(0.1, Number("Steps are taken where the gradient of the dual is larger."))
+
+    def resolved(self, n_samples: int) -> TreeParameters:
+        """With what rules decide for so many rows, C apart."""
+        epochs = self.epochs or (_EPOCHS if n_samples >= _FEW_ROWS else _EPOCHS_OF_FEW)
+        return replace(self, epochs=epochs)
+
+    @property
+    def most_epochs(self) -> int:
+        """Of resolved parameters."""
+        return self.epochs or _EPOCHS
 
     @property
     def chosen_C(self) -> float:

@@ -59,7 +59,8 @@ class TreeRun(TrainingRun):
     given: Given | None = None
 
     def __post_init__(self) -> None:
-        self._of = Shared.of(self.dataset, self.work, self.parameters, self.seed, self.given)
+        parameters = self.parameters.resolved(self.dataset.n_samples)
+        self._of = Shared.of(self.dataset, self.work, parameters, self.seed, self.given)
         self._tried: dict[str, float] = {}
         self._decided: dict[str, Any] = {}
         self._sizes = plan_tree(self.plan, self.dataset, self.parameters)

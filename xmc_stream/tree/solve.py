@@ -70,8 +70,10 @@ class Problem(NamedTuple):
         if last:
             c = p.chosen_C
             penalty = Penalty(p.lam, 1.0, 1.0 / c, np.inf, 1.0 / (c * p.positive_weight), np.inf, True)
-            return cls(penalty, Rest(p.tol, QUIET), p.epochs, p.prune)
-        c, epochs, prune = (p.C_nodes, p.epochs, p.prune) if tree != GUIDE else (_GUIDE_C, _GUIDE_EPOCHS, p.prune / 5.0)
+            return cls(penalty, Rest(p.tol, QUIET), p.most_epochs, p.prune)
+        c, epochs, prune = (
+            (p.C_nodes, p.most_epochs, p.prune) if tree != GUIDE else (_GUIDE_C, _GUIDE_EPOCHS, p.prune / 5.0)
+        )
         return cls(Penalty(0.0, 1.0, 1.0 / c, np.inf, 1.0 / c, np.inf, True), Rest(p.tol, QUIET), epochs, prune)
 
     def steps(self, seed: int, tree: int, level: int, parent: int, first: int) -> Steps:
