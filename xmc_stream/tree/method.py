@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.errors import InputError
+from xmc_stream.linear.implied import IMPLIED
 from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.weights import check_given
 from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
+from xmc_stream.tree.guide import groups_path
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.plan import depths, least_needs, plan_tree
-from xmc_stream.tree.run import TreeRun
+from xmc_stream.tree.run import TreeRun, key_of_state
 
 # nanoseconds of an entry of X: in a step of LANES children, on its way down a level
 _STEP_NS, _DOWN_NS, _VISITS = 12.0, 150.0, 6.0
@@ -112,9 +114,13 @@ class TreeMethod(Method):
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
         """Every job leaves one thing, whose name says which."""
         name = folder.name
+        if folder == work / IMPLIED:
+            return IMPLIED
+        if folder == groups_path(work):
+            return "groups"
         if folder.parent.name == "units":
             return f"structure/{name.removeprefix('tree-')}" if name.startswith("tree-") else f"finalise/{name}"
-        return None
+        return key_of_state(folder)
 
     def summary(self, report: Any) -> list[str]:
         """Which C was chosen."""

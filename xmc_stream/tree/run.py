@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.solve import RootJob, SolveJob, UnitJob
 from xmc_stream.tree.structure import Level, Structure
 
+_KINDS = ("vectors", "split", "solve", "beam", "choice")  # of jobs that leave packs
 MARGIN = 0.1  # of implied labels
 _CLUSTERED = 0.08  # of a run: where the trees have their shapes
 Steps = Generator[Phase, list[Receipt], Any]
@@ -70,7 +72,7 @@ class TreeRun(TrainingRun):
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
         p = self.parameters
-        for kind in ("vectors", "splits", "solved", "beams", "choices"):
+        for kind in _KINDS:
             make_folder(self.work / "state" / kind)
         yield from self._shapes()
         progress, tiles = _Progress(p.n_trees * (len(self._depths) + 1)), []
@@ -104,6 +106,7 @@ class TreeRun(TrainingRun):
         }  # fmt: skip
 
     def _state(self, kind: str, name: str) -> str:
+        """Where a job leaves its pack: by its key, see `key_of_state`."""
         return str(self.work / "state" / kind / name)
 
     def _shapes(self) -> Steps:
@@ -120,7 +123,7 @@ class TreeRun(TrainingRun):
         vectors = Vectors(tuple(first for first, _ in spans), tuple(job.out for job in jobs))
 
         def split(tree: int, node: int, begin: int, end: int, before: str = "") -> SplitJob:
-            out = self._state("splits", f"{tree}-{begin}-{end}-{node}")
+            out = self._state("split", f"{tree}_{begin}-{end}_{node}")
             return SplitJob(vectors, k, self.seed, tree, node, begin, end, before, self._sizes.held, out)
 
         begin = min(depth, deepest) or deepest
@@ -216,7 +219,7 @@ class TreeRun(TrainingRun):
     def _choice_job(
         self, values: Sequence[float], level: Level, picks: tuple[Pick, ...], before: tuple[str, ...]
     ) -> ChoiceJob:
-        out = self._state("choices", f"{values[0]:g}-{picks[0][0]}-{picks[0][1]}")
+        out = self._state("choice", f"{values[0]:g}_{picks[0][0]}-{picks[0][1]}")
         return ChoiceJob(
             self._of,
             level.number,
@@ -236,14 +239,14 @@ class TreeRun(TrainingRun):
                 self._of,
                 tree,
                 *span,
-                self._state("solved", f"{tree}-0-{span[0]}-{span[1]}"),
+                self._state("solve", f"{tree}_0_{span[0]}-{span[1]}"),
             )
             for span in spans
         ]
 
     def _solve_jobs(self, unit: Unit, spans: list[tuple[int, int]], before: tuple[str, ...]) -> Iterator[SolveJob]:
         for first, last in spans:
-            out = self._state("solved", f"{unit.tree}-{unit.level}-{first}-{last}")
+            out = self._state("solve", f"{unit.tree}_{unit.level}_{first}-{last}")
             yield SolveJob(
                 self._of, unit.tree, unit.level, first, last, before,
                 self._sizes.entries, out,
@@ -254,7 +257,7 @@ class TreeRun(TrainingRun):
         drop_tiles()
         jobs = []
         for number, (start, stop) in enumerate(row_ranges(self.dataset.n_samples)):
-            out = self._state("beams", f"{tree}-{level.number}-{start}")
+            out = self._state("beam", f"{tree}_{level.number}_{start}")
             jobs.append(
                 BeamJob(
                     self._of,
@@ -281,3 +284,8 @@ class TreeRun(TrainingRun):
 def unit_tuple(unit: Unit) -> tuple[int, int, int, int]:
     """As a model's attributes have it."""
     return unit.tree, unit.level, unit.first, unit.last
+
+
+def key_of_state(pack: Path) -> str:
+    """The key of the job that left a pack."""
+    return f"{pack.parent.name}/{pack.name.replace('_', '/')}"
