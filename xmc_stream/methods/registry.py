@@ -27,7 +27,10 @@ _PLACES = {
         "xmc_stream.grouplasso.method:GroupLassoMethod",
     ),
     "memoir": ("xmc_stream.memoir.parameters:MEMOIRParameters", "xmc_stream.memoir.method:MEMOIRMethod"),
-    "tree": ("xmc_stream.tree.parameters:TreeParameters", "xmc_stream.tree.method:TreeMethod"),
+    **dict.fromkeys(
+        ("tree", "parabel", "bonsai", "xr-linear"),
+        ("xmc_stream.tree.parameters:TreeParameters", "xmc_stream.tree.method:TreeMethod"),
+    ),
 }
 _registered: dict[str, Method] = {}
 

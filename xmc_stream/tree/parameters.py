@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from xmc_stream.methods.parameters import GIVEN, ClassWeight, Number, Parameters, Whole, parameter
+from xmc_stream.methods.parameters import GIVEN, ClassWeight, Flag, Number, Parameters, Whole, parameter
 
+# of the known trees: a node is trained on the rows that have a label below its parent
+_SIBLINGS = {"negatives": 0.0, "C": 2.0, "lam": 0.0, "guide": False}
 _EPOCHS, _EPOCHS_OF_FEW, _FEW_ROWS = 10, 30, 1 << 15
 
 
@@ -18,6 +20,11 @@ class TreeParameters(Parameters):
     solver = "tree"
     label = "LabelTree"
     title = "label tree: rows go down a tree of labels, so that time grows with the logarithm of their number"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "parabel": {"n_trees": 3, "root": 2, "branching": 2, **_SIBLINGS},
+        "bonsai": {"n_trees": 3, "root": 128, "branching": 128, **_SIBLINGS},
+        "xr-linear": {"root": 16, "branching": 16, **_SIBLINGS},
+    }
     grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {"tree": {"C": (0.5, 1.0, 2.0, 4.0)}}
 
     n_trees: int = parameter(1, Whole("Trees, whose scores are averaged."))
@@ -60,6 +67,13 @@ class TreeParameters(Parameters):
         Number(
             "Rows without a label below a node that its children are trained on, for each row with one, at most. They are "
             "drawn among the rows whose beam has the node."
+        ),
+    )
+    guide: bool = parameter(
+        True,
+        Flag(
+            "Where rows have several labels: whether groups of labels like it (docs/tree.md) and labels that imply it count "
+            "for a label's score."
         ),
     )
     epochs: int | None = parameter(

@@ -66,7 +66,7 @@ class TreeRun(TrainingRun):
         self._tried: dict[str, float] = {}
         self._decided: dict[str, Any] = {}
         self._sizes = plan_tree(self.plan, self.dataset, self.parameters)
-        self._score = score_of(self.dataset.Y_rows().nnz / max(self.dataset.n_samples, 1), self.dataset.n_labels)
+        self._score = score_of(self.dataset, self.parameters.guide)
         self._depths = tuple(depths(self.parameters, self.dataset.n_labels))
 
     def loop(self) -> Loop:
@@ -81,7 +81,7 @@ class TreeRun(TrainingRun):
             receipt = yield from self._guide(progress)
             nnz += receipt["nnz"]
             tiles.append([*unit_tuple(GUIDE_UNIT), receipt["bytes"]])
-        if self._score["by_score"]:
+        if self._score["by_score"] and p.guide:
             job = ImpliedJob(self._of.data, str(self.work / IMPLIED), self.plan)
             (found,) = yield Phase(
                 "implied labels", [job], "finding labels that others imply", progress.span(0.0, 0.0), twice=True
@@ -102,7 +102,8 @@ class TreeRun(TrainingRun):
                 progress.done += 1
         return {
             "nnz": nnz, "objective": None, "duality_gap": None, "trees": p.n_trees, "tree_units": tiles,
-            "tree_score": self._score, "beam": p.beam, **implied, "C": self._of.parameters.C, "C_tried": self._tried, **self._decided,
+            "tree_score": self._score, "beam": p.beam, "C": self._of.parameters.C, "C_tried": self._tried, **implied,
+            **self._decided,
         }  # fmt: skip
 
     def _state(self, kind: str, name: str) -> str:

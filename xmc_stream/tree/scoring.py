@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import UNSEEN
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.tree.beams import at_root, descended
 from xmc_stream.tree.guide import CLUSTERINGS, GROUPS, N_GROUPS, guide_weight
 from xmc_stream.tree.kernels.beam import Best, Hints, Rule, average_trees, hint_terms, pairs_by_node, score_labels
@@ -33,10 +34,11 @@ UNREACHED = np.float32(UNSEEN / 2)  # the score of a label that no beam reached:
 UnitsOf = Callable[[int, int], Iterable[Panels]]  # of a tree and a level
 
 
-def score_of(labels_per_row: float, n_labels: int) -> dict[str, Any]:
-    """The rule by which labels are scored, as a model's attributes have it."""
+def score_of(dataset: Dataset, guide: bool) -> dict[str, Any]:
+    """The rule by which labels are scored, as a model's attributes have it. guide: whether there may be one."""
+    labels_per_row = dataset.Y_rows().nnz / max(dataset.n_samples, 1)
     several = labels_per_row > SEVERAL
-    weight = guide_weight(labels_per_row) if several and n_labels >= 2 * GROUPS else 0.0
+    weight = guide_weight(labels_per_row) if guide and several and dataset.n_labels >= 2 * GROUPS else 0.0
     return {"short": SHORT, "path": 0.5 if several else 0.25, "guide": weight, "by_score": several}
 
 
