@@ -304,8 +304,9 @@ class LabelTree(_Weighted, parameters=TreeParameters):
 
         lam ||w||_1 + 1/2 (||w||^2 + b^2) + C sum_{i in R} 1/2 max(0, 1 - y_i z_i)^2
 
-    with lam = 0 for nodes. A row goes on from the `beam` nodes of a level with the largest path S_c = S_parent -
-    max(0, 1 - z_c)^3. A label's score is -max(0, 1.3 - z)^3 + a S_leaf and what groups of labels like it say: see
+    with lam = 0 for nodes, by dual coordinate descent (Hsieh et al., ICML 2008, section 2). A row goes on from the `beam`
+    nodes of a level with the largest path S_c = S_parent - max(0, 1 - z_c)^3. A label's score is -max(0, 1.3 - z)^3 + a
+    S_leaf and what groups of labels like it say: see
     `docs/tree.md`. After Parabel (Prabhu et al., WWW 2018), Bonsai (Khandagale et al., Machine Learning 2020) and PECOS
     XR-Linear (Yu et al., JMLR 2022).
 
