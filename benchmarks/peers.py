@@ -42,6 +42,8 @@ from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.predictions import Predictions
+from xmc_stream.tree.method import TreeWarmUp
+from xmc_stream.tree.predict import TreesWarmUp
 
 SETS = ("bibtex", "20news_bydate", "rcv1_topics", "wordnet_hypernyms")
 FIGURES = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
@@ -268,7 +270,7 @@ def main(
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = str(threads)
     print(f"{machine()}; {threads} threads each; {take} of {repeats} runs; xmc_stream in {memory_limit}")
-    programs = [ours("xmc_stream PPDSparse", ())]
+    programs = [ours("xmc_stream PPDSparse", ()), ours("xmc_stream label tree", ("--solver", "tree"))]
     for extra in more:
         name, colon, options = extra.partition(":")
         if not colon:
@@ -287,6 +289,8 @@ def main(
     for large, guided, dense in itertools.product((False, True), repeat=3):  # no measured run compiles
         PPDSparseWarmUp(large=large, guided=guided, dense=dense, fours=dense).run()
         LinearWarmUp(False, guided=guided, fours=dense).run()
+    TreeWarmUp().run()
+    TreesWarmUp().run()
     print(table_line(HEAD), "|" + "---|" * len(HEAD), sep="\n", flush=True)
     for name in names or SETS:
         with tempfile.TemporaryDirectory() as work:

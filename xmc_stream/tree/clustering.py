@@ -39,7 +39,7 @@ from xmc_stream.tree.structure import Structure
 DIMENSIONS = 512
 MOST_STEPS = 4
 LABEL_BYTES = 48  # of a label in a split, beside its vector
-WINDOW = 1 << 14  # vectors that are in memory at a time where they stream
+WINDOW = 1 << 12  # vectors that are in memory at a time where they stream
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from xmc_stream.tree.kernels.records import (
 from xmc_stream.tree.structure import Level, Structure
 
 GUIDE = -1  # in the place of a tree's number
+WEIGHT_BYTES = 72  # of a weight of a parent whose weights are put into records
 CHILDREN = 1 << 13  # of a unit, about
 _ARRAYS = {
     "bits": np.uint8, "offsets": np.uint32, "starts": np.int64, "records": np.uint8, "bias": np.float32,

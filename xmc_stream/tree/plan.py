@@ -25,6 +25,7 @@ JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a sec
 _ROOT_WORK = 1 << 26  # entries of X times groups of LANES children, of a job: some seconds
 _VECTOR = 4 * DIMENSIONS
 _STRUCTURE = 40  # of a label: the order, nodes of labels
+_EACH = 1 << 14  # labels of a job, where there are more jobs than memory asks for
 _FIXED = 8 * MIB
 
 
@@ -113,11 +114,11 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> TreePlan
     X, n = dataset.X_rows(), max(dataset.n_samples, 1)
     room = max(min(k, WINDOW), (each - 3 * plan.row_block_bytes) // _VECTOR)
     labels = (
-        max(last - first for first, last in even_ranges(k, max(-(-k // room), min(at_once, k // WINDOW)))) if k else 1
+        max(last - first for first, last in even_ranges(k, max(-(-k // room), min(at_once, k // _EACH)))) if k else 1
     )
     deepest, depth = max(depths(p, k), default=0), 0
     room = (each - LABEL_BYTES * k) // (2 * _VECTOR)
-    while depth < deepest and ((k >> depth) > room or (1 << depth < at_once and k >> depth > WINDOW)):
+    while depth < deepest and ((k >> depth) > room or (1 << depth < at_once and k >> depth > _EACH)):
         depth += 1
     weights = plan.budget - sum(needs["rows on their way down"].values())
     fixed = needs["children of nodes"]
