@@ -25,7 +25,7 @@ from xmc_stream.tree.choice import MOST_ROWS, ChoiceJob, DecisionJob, Pick, clim
 from xmc_stream.tree.clustering import SplitJob, StructureJob, Vectors, VectorsJob
 from xmc_stream.tree.guide import CLUSTERINGS, DEPTH, FIRST_CLUSTERING, N_GROUPS, GroupsJob, groups_path
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
-from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, structure_path, units_of
+from xmc_stream.tree.nodes import GUIDE, WEIGHT_BYTES, Unit, UnitTiles, structure_path, units_of
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.plan import cut_parents, depths, plan_tree, rows_of_parents
 from xmc_stream.tree.scoring import score_of
