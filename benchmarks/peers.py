@@ -260,17 +260,20 @@ def table_line(cells: Sequence[str]) -> str:
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of every program.")
 @click.option("--timeout", type=float, default=600, show_default=True, help="Seconds a fit or a prediction may take.")
 @click.option("--ours", "more", multiple=True, metavar="'NAME: OPTIONS'", help="One more row, of `train` with OPTIONS.")
+@click.option(
+    "--solver", "solvers", multiple=True, default=("ppdsparse", "tree"), show_default=True, help="Of this library."
+)
 @click.option("--only", multiple=True, type=click.Choice(list(PEERS)), help="Not all the others but this one.")
 @click.option("--memory-limit", default="1GB", show_default=True, help="For xmc_stream.")
 @click.option("--log", type=click.Path(path_type=Path), default=Path("peers.jsonl"), show_default=True)
 def main(
     names: tuple[str, ...], repeats: int, take: str, threads: int, timeout: float, more: tuple[str, ...],
-    only: tuple[str, ...], memory_limit: str, log: Path,
+    solvers: tuple[str, ...], only: tuple[str, ...], memory_limit: str, log: Path,
 ) -> None:  # fmt: skip
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = str(threads)
     print(f"{machine()}; {threads} threads each; {take} of {repeats} runs; xmc_stream in {memory_limit}")
-    programs = [ours("xmc_stream PPDSparse", ()), ours("xmc_stream label tree", ("--solver", "tree"))]
+    programs = [ours(f"xmc_stream {solver}", ("--solver", solver)) for solver in solvers]
     for extra in more:
         name, colon, options = extra.partition(":")
         if not colon:

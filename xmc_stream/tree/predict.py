@@ -63,7 +63,7 @@ class TreeWeights(StoredModel):
         with understood(self.path / "zarr.json"):
             self.n_trees, self.beam = int(self.attributes["trees"]), int(self.attributes["beam"])
             self.score = dict(self.attributes["tree_score"])
-            self.tiles = [(Unit(*map(int, unit)), int(size)) for *unit, size in self.attributes["tree_units"]]
+            self.tiles = [(Unit(*map(int, unit)), int(size)) for *unit, size in self.attributes["tiles"]]
 
     def tiles_of(self, tree: int, level: int) -> UnitTiles:
         """The units of a level, and their bytes in memory."""

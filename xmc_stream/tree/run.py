@@ -76,7 +76,7 @@ class TreeRun(TrainingRun):
             make_folder(self.work / "state" / kind)
         yield from self._shapes()
         progress, tiles = _Progress(p.n_trees * (len(self._depths) + 1)), []
-        nnz, implied = 0, {}
+        nnz, implied, levels = 0, {}, list[list[int]]()
         if self._score["guide"]:
             receipt = yield from self._guide(progress)
             nnz += receipt["nnz"]
@@ -90,6 +90,7 @@ class TreeRun(TrainingRun):
         for tree in range(p.n_trees):
             structure = Structure.read(structure_path(self.work, tree), self.dataset.n_labels)
             before: tuple[str, ...] = ()
+            levels.append([level.n_children for level in structure.levels])
             for level in structure.levels:
                 receipts = yield from self._level(tree, structure, level, before, progress)
                 nnz += sum(receipt["nnz"] for receipt in receipts)
@@ -101,7 +102,7 @@ class TreeRun(TrainingRun):
                     before = yield from self._down(tree, level, tuple(of_level), before, progress)
                 progress.done += 1
         return {
-            "nnz": nnz, "objective": None, "duality_gap": None, "trees": p.n_trees, "tree_units": tiles,
+            "nnz": nnz, "objective": None, "duality_gap": None, "trees": p.n_trees, "tiles": tiles, "levels": levels,
             "tree_score": self._score, "beam": p.beam, "C": self._of.parameters.C, "C_tried": self._tried, **implied,
             **self._decided,
         }  # fmt: skip
