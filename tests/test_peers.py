@@ -51,7 +51,7 @@ def precision(scores: np.ndarray, truth: np.ndarray, k: int) -> float:
 @pytest.mark.soak
 def test_every_program_is_judged_alike_and_what_is_missing_or_fails_is_named(data: Path, tmp_path: Path) -> None:
     log_path = tmp_path / "log.jsonl"
-    options = ["made", "--repeats", "1", "--ours", "refused: --set lam=-1", "--log", str(log_path)]
+    options = ["made", "--repeats", "1", "--solver", "tree", "--ours", "refused: --set lam=-1", "--log", str(log_path)]
     done = subprocess.run(
         [sys.executable, "-c", FEW_PEERS, str(ROOT / "benchmarks"), *options],
         capture_output=True, text=True, env={**os.environ, "XMC_STREAM_DATA": str(data)}, check=False,
@@ -65,7 +65,7 @@ def test_every_program_is_judged_alike_and_what_is_missing_or_fails_is_named(dat
         row[2]: row[3:] for row in ([cell.strip() for cell in line.split("|")] for line in lines if "| made" in line)
     }
     log = {record["program"]: record for record in map(json.loads, log_path.read_text().splitlines())}
-    assert list(rows) == list(log) == ["xmc_stream PPDSparse", "xmc_stream refused", "OneVsRest(LinearSVC)"]
+    assert list(rows) == list(log) == ["xmc_stream tree", "xmc_stream refused", "OneVsRest(LinearSVC)"]
     default, refused, svm = log.values()
     assert refused["failure"] == rows["xmc_stream refused"][-1] == "fit: exit code 1"
     assert rows["xmc_stream refused"][0] == "-"

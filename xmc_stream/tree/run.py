@@ -268,19 +268,9 @@ class TreeRun(TrainingRun):
         jobs = []
         for number, (start, stop) in enumerate(row_ranges(self.dataset.n_samples)):
             out = self._state("beam", f"{tree}_{level.number}_{start}")
+            sizes = tiles, self._sizes.cache_bytes, self._sizes.block_bytes
             jobs.append(
-                BeamJob(
-                    self._of,
-                    tree,
-                    level.number,
-                    start,
-                    stop,
-                    tiles,
-                    self._sizes.cache_bytes,
-                    self._sizes.block_bytes,
-                    before[number] if before else "",
-                    out,
-                )  # fmt: skip
+                BeamJob(self._of, tree, level.number, start, stop, *sizes, before[number] if before else "", out)
             )
         yield Phase("beam", jobs, f"letting rows go down{self._tree(tree)}", progress.span(0.75, 1.0), twice=True)
         drop_tiles()

@@ -9,6 +9,7 @@ lam is 0 for nodes. R(c) has the rows with a label below c, and of those whose b
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -418,8 +419,8 @@ class UnitJob:
         for of in arrays:
             counts = of["counts"].read(0, of["counts"].size)
             ends = np.concatenate([[0], np.cumsum(counts)])
-            for low, high in zip(ends[:-1], ends[1:], strict=True):
-                yield Entries(*(of[name].read(int(low), int(high)) for name in ("features", "children", "values")))
+            for low, high in itertools.pairwise(ends.tolist()):
+                yield Entries(*(of[name].read(low, high) for name in ("features", "children", "values")))
 
     def _root(self, arrays: list[dict[str, ChunkedArray]]) -> Entries:
         return Entries(*(
