@@ -27,12 +27,15 @@ TRAININGS: list[tuple[str, dict[str, Any]]] = [
     ("memoir", {"steps": 400, "variant": "lsh", "rank": 4}),
     ("group-lasso", {"max_passes": 3, "loss": "multitask"}),
     ("group-lasso", {"max_passes": 3, "loss": "multitask", "algorithm": "fista"}),
+    ("tree", {"max_leaf": 3, "root": 2, "branching": 2, "n_trees": 2}),
+    *((name, {"max_leaf": 3, "n_trees": 1}) for name in ("parabel", "bonsai", "xr-linear")),
 ]
 # of each kind of model; how its predictions, figures and checks come about is no matter of the method
-FIRST_OF_KIND = [TRAININGS[number] for number in (0, 3, 8)]
+FIRST_OF_KIND = [TRAININGS[number] for number in (0, 3, 8, 10)]
 CLASSES = {
     "ppdsparse": xs.PPDSparse, "dismec": xs.PPDSparse, "pdsparse": xs.PDSparse, "leml": xs.LEML, "cplst": xs.CPLST,
-    "memoir": xs.MEMOIR, "group-lasso": xs.GroupLasso,
+    "memoir": xs.MEMOIR, "group-lasso": xs.GroupLasso, "tree": xs.LabelTree,
+    **dict.fromkeys(("parabel", "bonsai", "xr-linear"), xs.LabelTree),
 }  # fmt: skip
 
 

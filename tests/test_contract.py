@@ -109,8 +109,8 @@ def test_commands_know_it(small: Path, tmp_path: Path) -> None:
     assert bad == f"xmc-stream: {line}"
     bad = said_wrong("train", small, tmp_path / "n", "--solver", "centroids")
     assert (
-        "there is no method 'centroids': there are ppdsparse, dismec, pdsparse, leml, cplst, group-lasso, memoir, centroid, "
-        "half-centroid" in bad
+        "there is no method 'centroids': there are ppdsparse, dismec, pdsparse, leml, cplst, group-lasso, memoir, tree, "
+        "parabel, bonsai, xr-linear, centroid, half-centroid" in bad
     )
 
 

@@ -143,8 +143,10 @@ def test_no_model_gives_what_a_flipped_bit_made_of_it(
 ) -> None:
     path = tmp_path / "m"
     train(Task(data, registry.declared(solver)(**options), 0), path, Execution(LIMIT, 1))
-    whole = {name: said_of(path, name) for name in OF_MODELS}
-    assert sum(said not in ("", "StoreError") for said in whole.values()) >= 5
+    whole = {name: said_of(path, name) for name in OF_MODELS}  # labels of trees have no weights of their own
+    assert sum(said not in ("", "StoreError") for said in whole.values()) >= 5 - (
+        registry.declared(solver).solver == "tree"
+    )
     for file in (file for file in path.rglob("c/*") if file.is_file()):
         content = file.read_bytes()
         for at in (0, len(content) // 2, len(content) - 1):

@@ -95,7 +95,10 @@ def test_rows_of_one_label_get_their_best(clf: Any, tmp_path: Path) -> None:
     assert np.array_equal(clf.predict(test), np.eye(K)[clf.decision_function(test).argmax(axis=1)])
 
 
-@pytest.mark.parametrize("clf", [xs.PPDSparse(), xs.LEML(rank=8), xs.GroupLasso()], ids=words)
+OF_KINDS = [xs.PPDSparse(), xs.LEML(rank=8), xs.GroupLasso(), xs.LabelTree(max_leaf=2, root=2, branching=2, beam=2)]
+
+
+@pytest.mark.parametrize("clf", OF_KINDS, ids=words)
 def test_the_best_label_is_none_that_the_filter_takes_out(clf: Any, tmp_path: Path) -> None:
     X, Y = rows(0, 200, 1)
     clf.fit(X, Y)
@@ -146,7 +149,7 @@ def test_several_labels_are_cut_where_rows_held_out_say(clf: Any, tmp_path: Path
     X, Y = rows(0, 600, 4)
     clf.fit(X, Y)
     about = clf.model_.attributes[DECISION]
-    assert 20 <= about["rows"] <= 130
+    assert 20 <= about["rows"] <= 180  # a fifth or a quarter of them
     assert about == clf.report_[DECISION]
     test, truth = rows(1, 300, 4)
     scores, predicted = clf.decision_function(test), clf.predict(test)

@@ -73,7 +73,9 @@ def test_saving_replaces_models_alone_and_only_when_told(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", first([xs.PPDSparse, xs.LEML, xs.GroupLasso]), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", first([xs.PPDSparse, xs.LEML, xs.GroupLasso, xs.LabelTree]), ids=lambda kind: kind.__name__
+)
 def test_pickles_and_joblib_files_are_whole_in_another_process(kind: Any, tmp_path: Path) -> None:
     """The process that made them has ended, and its temporary folder is gone."""
     make = f"""

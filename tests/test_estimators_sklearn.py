@@ -27,7 +27,14 @@ import xmc_stream as xs
 # a round, and a pass of PDSparse, is a phase of its own: few of them, for time
 # what the checks ask of is their common base's: two methods are checked in every run of all tests
 CHECKED = (xs.PPDSparse(max_rounds=1), xs.GroupLasso())
-OTHERS = (xs.PPDSparse.dismec(), xs.PDSparse(max_passes=3, held_out=0.0), xs.LEML(), xs.CPLST(), xs.MEMOIR(), xs.LabelTree())
+OTHERS = (
+    xs.PPDSparse.dismec(),
+    xs.PDSparse(max_passes=3, held_out=0.0),
+    xs.LEML(),
+    xs.CPLST(),
+    xs.MEMOIR(),
+    xs.LabelTree(),
+)
 METHODS = (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST, xs.GroupLasso, xs.MEMOIR, xs.LabelTree)
 # of those that take sample_weight; docs/estimators.md lists them
 EQUIVALENCE = {

@@ -22,7 +22,7 @@ from xmc_stream.models import Execution, held
 from xmc_stream.runtime.plan import Cuts
 
 HERE, ENGINE = Execution(LIMIT, 1), Execution(LIMIT, 2, cuts=Cuts(rows=700, classes=20))
-KINDS = ("linear", "guided", "calibrated", "dense rows", "low-rank", "row-sparse")
+KINDS = ("linear", "guided", "calibrated", "dense rows", "low-rank", "row-sparse", "tree", "trees")
 N, D, K = 4500, 40, 60  # more rows than a chunk of predictions has, and than a block of any kind
 
 
@@ -38,6 +38,9 @@ def learned(kind: str, folder: Path) -> tuple[xs.Model, xs.Dataset, sp.csr_matri
         model = xs.LEML(rank=5, alternations=1, bias=True, memory_limit=LIMIT).fit(train, model=folder / "m").model_
     elif kind == "row-sparse":
         model = written(folder / "m", train, weights(D, K, 20))
+    elif kind in ("tree", "trees"):
+        clf = xs.LabelTree(max_leaf=8, n_trees=3 if kind == "trees" else 1, memory_limit=LIMIT)
+        model = clf.fit(train, model=folder / "m").model_
     else:
         guide = 1.5 if kind == "guided" else 0.0
         clf = xs.PPDSparse(guide=guide, memory_limit=LIMIT).fit(train, model=folder / "m")
@@ -79,7 +82,11 @@ def test_it_equals_the_engine_bit_for_bit(case: Any) -> None:
         assert same(ranked(model, matrix, 5, HERE), engine)
     for rows in (slice(0, 1), slice(7, 12), slice(1000, 2100)):
         assert same(ranked(model, X[rows], 5, HERE), [a[rows] for a in engine]) or model.kind == "low-rank"
-    assert same(ranked(model, data, K, HERE), ranked(model, data, K, ENGINE))
+    every = ranked(model, data, K, HERE)
+    assert same(every, ranked(model, data, K, ENGINE))
+    assert same(
+        [of[:, :20] for of in every], ranked(model, data, 20, HERE)
+    )  # a shorter list is the beginning of a longer one
 
 
 def test_one_row_of_a_low_rank_model_is_that_of_an_engine(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ FEW: dict[str, dict[str, Any]] = {  # so that a training takes a moment
     "cplst": {"rank": 4},
     "group-lasso": {"max_passes": 2},
     "memoir": {"steps": 10, "rank": 4},
+    "tree": {"max_leaf": 2, "root": 2, "branching": 2, "n_trees": 2},
 }
 NAMED = re.compile(r"set --memory-limit to (\d+)MB or more$")
 
@@ -242,7 +243,7 @@ def test_every_method_learns_from_a_long_row_under_the_least_limit(
 ) -> None:
     data, few = long_rows[0], {**FEW.get(solver, {}), **({"rank": 2} if "rank" in FEW.get(solver, {}) else {})}
     assert check(commands, "train", data, tmp_path / "m", "--threads", 1, *options(solver, few)) < 2000
-    if solver in ("ppdsparse", "leml", "group-lasso"):  # a model of each kind
+    if solver in ("ppdsparse", "leml", "group-lasso", "tree"):  # a model of each kind
         check(commands, "evaluate", tmp_path / "m", data, "-k", 1, "--threads", 1)
 
 

@@ -40,6 +40,8 @@ ESTIMATORS: list[tuple[str, dict[str, Any]]] = [
         {"variant": "l1", "oracle": "sw-graph", "truncate": 0.1, "held_out": 0.0, "steps": 5, "sampling": "row"},
     ),
     ("MEMOIR", {"variant": "lsh", "oracle": "simple-lsh", "rank": 3, "held_out": 0.5, "steps": 5, "update": "all"}),
+    ("LabelTree", {}),
+    ("LabelTree", {"max_leaf": 1, "root": 2, "branching": 2, "n_trees": 2, "beam": 2, "C": 1.0}),
 ]
 
 

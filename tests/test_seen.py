@@ -241,7 +241,7 @@ class Noted(Progress):
         self.steps.append((self.share, words))
 
 
-@pytest.mark.parametrize("solver", ["ppdsparse", "pdsparse", "leml", "cplst", "group-lasso", "memoir"])
+@pytest.mark.parametrize("solver", ["ppdsparse", "pdsparse", "leml", "cplst", "group-lasso", "memoir", "tree"])
 def test_every_method_says_how_far_it_is(solver: str, tmp_path: Path) -> None:
     from xmc_stream.methods.contract import Task
     from xmc_stream.methods.registry import parameters

@@ -45,8 +45,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda data, path: xs.PPDSparse(guide=1.0, memory_limit=LIMIT).fit(data, model=path),
         lambda data, path: xs.LEML(rank=3, alternations=1, memory_limit=LIMIT).fit(data, model=path),
         lambda data, path: xs.GroupLasso(loss="multitask", memory_limit=LIMIT).fit(data, model=path),
+        lambda data, path: xs.LabelTree(max_leaf=8, memory_limit=LIMIT).fit(data, model=path),
     ],
-    ids=["linear", "lowrank", "rowsparse"],
+    ids=["linear", "lowrank", "rowsparse", "tree"],
 )
 def test_a_small_model_takes_little_more_than_its_values(
     tiny: Path, tmp_path: Path, fit: Callable[[Path, Path], Any]

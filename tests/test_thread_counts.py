@@ -36,13 +36,15 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "cplst": [{"rank": 50, "iterations": 2, "cg": 5}],
     "pdsparse": [{"max_passes": 2}],
     "memoir": [{"steps": 20}, {"variant": "lsh", "rank": 100, "steps": 20}],
+    "tree": [{"max_leaf": 4, "root": 4, "branching": 2, "C": 1.0}],
     "group-lasso": [
         {"loss": loss, "algorithm": algorithm, "max_passes": 3}
         for loss in ("multitask", "label-ranking")
         for algorithm in ("bcd-ls", "bcd-cst", "fista", "sparsa", "fobos")
     ],
 }
-SHARED_OUT = ("ppdsparse", "dismec")  # shares of a unit read the rows that each of them needs
+# shares of a unit read the rows that each of them needs; the children of a tree's root are shared out, and each share reads all
+SHARED_OUT = ("ppdsparse", "dismec", "bonsai")
 TRAININGS = [
     (name, values) for name in registry.names() if name not in SHARED_OUT for values in OPTIONS.get(name, [{}])
 ]

@@ -173,6 +173,7 @@ def test_any_method_is_tuned_by_its_contract(little: Path, monkeypatch: pytest.M
         ("leml", {"rank": [5, 20]}, {"alternations": 2}),
         ("memoir", {"gamma": [0.02, 0.08]}, {"steps": 40}),
         ("group-lasso", {"lam": [0.01, 0.001]}, {"loss": "multitask", "max_passes": 5}),
+        ("tree", {"C": [0.01, 4.0]}, {"max_leaf": 8}),
     ],
 )
 def test_the_library_s_other_methods(little: Path, solver: str, grid: dict[str, Any], fixed: dict[str, Any]) -> None:

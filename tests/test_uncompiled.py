@@ -26,6 +26,7 @@ estimators = {
     "ppdsparse": (xs.PPDSparse(), Y), "rounds, groups": (xs.PPDSparse(all_rows=False, guide=1.0, implied=0.1), Y),
     "pdsparse": (xs.PDSparse(max_passes=2), Y), "leml": (xs.LEML(rank=3, alternations=2), Y), "cplst": (xs.CPLST(rank=3), Y),
     "group-lasso": (xs.GroupLasso(max_passes=5), y), "memoir": (xs.MEMOIR(steps=20), y),
+    "tree": (xs.LabelTree(max_leaf=2, root=2, branching=2, n_trees=2), Y),
 }
 told = {}
 for name, (estimator, labels) in estimators.items():
@@ -60,4 +61,4 @@ def test_what_is_not_compiled_gives_the_same_bits() -> None:
     plain, compiled = told
     assert (plain.pop("numba"), compiled.pop("numba")) == (False, True)
     assert plain == compiled
-    assert set(names()) - {"dismec"} <= set(plain)  # a preset
+    assert set(names()) - {"dismec", "parabel", "bonsai", "xr-linear"} <= set(plain)  # presets

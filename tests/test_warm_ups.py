@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,24 +56,30 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("PPDSparse", {}), ("PPDSparse", {"all_rows": True, "max_rounds": 1}), ("PDSparse", {"max_passes": 2}),
     ("LEML", {"rank": 3, "held_out": 0.3}), ("LEML", {"rank": 3, "held_out": 0.3, "criterion": "auc"}),
     ("CPLST", {"rank": 3}), ("GroupLasso", {}), ("MEMOIR", {"rank": 3, "steps": 5}),
+    ("LabelTree", {}), ("LabelTree", {"max_leaf": 2, "root": 2, "branching": 2, "n_trees": 2}),
 ]  # fmt: skip
+# on rows of several labels, where these methods do more
+SEVERAL: list[tuple[str, dict[str, object]]] = [("LabelTree", {"max_leaf": 4, "root": 2, "branching": 2})]
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 300 rows with one label each."""
+    """A folder with datasets of 300 rows: of one label each, and of three."""
     rng = np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("warm") / "rows.xmc"
+    folder = tmp_path_factory.mktemp("warm")
     X = sp.random(300, 40, 0.2, "csr", np.float32, rng)
-    Y = sp.csr_matrix((np.ones(300, np.float32), (np.arange(300), np.arange(300) % 7)), (300, 7))
-    xs.convert(X, path, labels=Y, normalize="l2")
-    return path
+    for name, n, k in (("one.xmc", 1, 7), ("several.xmc", 3, 21)):
+        labels = (np.arange(300)[:, None] + 5 * np.arange(n)) % k
+        Y = sp.csr_matrix((np.ones(300 * n, np.float32), labels.ravel(), n * np.arange(301)), (300, k))
+        xs.convert(X, folder / name, labels=Y, normalize="l2")
+    return folder
 
 
 @pytest.mark.slow
-def test_a_training_compiles_nothing_after_its_warm_up(rows: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", TRAIN, str(rows), str(tmp_path), json.dumps(CASES)]
+@pytest.mark.parametrize(("name", "cases"), [("one.xmc", CASES), ("several.xmc", SEVERAL)], ids=["one", "several"])
+def test_a_training_compiles_nothing_after_its_warm_up(name: str, cases: list[Any], rows: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRAIN, str(rows / name), str(tmp_path), json.dumps(cases)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    later = dict(zip(map(str, CASES), map(json.loads, done.stdout.splitlines()), strict=True))
+    later = dict(zip(map(str, cases), map(json.loads, done.stdout.splitlines()), strict=True))
     assert {case: kernels for case, kernels in later.items() if kernels} == {}

@@ -11,6 +11,8 @@ from xmc_stream.memoir.method import MEMOIRWarmUp
 from xmc_stream.pdsparse.method import PDSparseWarmUp
 from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.tree.method import TreeWarmUp
+from xmc_stream.tree.predict import TreesWarmUp
 
 
 def compile_all() -> None:
@@ -24,6 +26,7 @@ def compile_all() -> None:
         LinearWarmUp(True, guided=True, fours=True),
         LinearWarmUp(False, guided=True, fours=True), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "sw-graph"),
         MEMOIRWarmUp("l2", "exact"), MEMOIRWarmUp("lsh", "simple-lsh"), MEMOIRWarmUp("lsh", "exact"),
+        TreeWarmUp(), TreesWarmUp(),
     ):  # fmt: skip
         job.run()
 

@@ -98,9 +98,9 @@ def commands(target: str) -> list[list[str]]:
             *([["calibrate", "ppdsparse.model", target, "--json", *limit]] if target == "held.xmc" else []),
             *(["predict", model, target, out, *limit] for model, out in (
                 ("ppdsparse.model", "out"), ("leml.model", "out.npz"),
-                ("rows.model", "out.jsonl"), ("memoir.model", "out.txt"))),
+                ("rows.model", "out.jsonl"), ("memoir.model", "out.txt"), ("tree.model", "out"))),
             *(["evaluate", model, target, "--train", "data.xmc", "--json", *limit]
-              for model in ("ppdsparse.model", "leml.model", "rows.model")),
+              for model in ("ppdsparse.model", "leml.model", "rows.model", "tree.model")),
         ]  # fmt: skip
     mine = [
         *both, ["info", target, "--digest", "--json"], ["predict", target, "test.xmc", "out", *limit],
@@ -114,7 +114,7 @@ def commands(target: str) -> list[list[str]]:
         ]
     if target == "rows.model":
         mine += [["compact", target, "out", *limit], ["select-features", "test.xmc", "out", "--model", target, *limit]]
-    if target not in ("leml.model", "cplst.model"):
+    if target not in ("leml.model", "cplst.model", "tree.model"):
         mine.append(["export", target, "out.npz", *limit])
     if target == "ppdsparse.model":
         mine += [

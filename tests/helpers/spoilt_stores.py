@@ -91,6 +91,7 @@ TRAININGS: dict[str, list[str]] = {
     "cplst": ["--set", "rank=3", "--set", "iterations=2"],
     "group-lasso": ["--set", "loss=multitask", "--set", "lam=[0.05,0.02]"],
     "memoir": ["--set", "variant=l1", "--set", "steps=8", "--set", "batch=50"],
+    "tree": ["--set", "max_leaf=3", "--set", "root=2", "--set", "branching=2", "--set", "n_trees=2"],
 }
 # jobs that a run is left off before
 _LAST = {
@@ -100,6 +101,7 @@ _LAST = {
     "cplst": "h/2",
     "group-lasso": "finalise",
     "memoir": "steps/3",
+    "tree": "finalise/1-1-",
 }
 
 
@@ -226,6 +228,7 @@ def _of_rows(folder: Path, target: str, r: random.Random, check: str, out: str, 
 TARGETS = {
     "data.xmc": 8, "words.xmc": 2, "words.model": 1, "p.zarr": 2, "ppdsparse.model": 3, "pdsparse.model": 1, "leml.model": 2,
     "cplst.model": 1, "group-lasso.model": 1, "rows.model": 2, "compact.model": 1, "some.xmc": 1, "memoir.model": 1,
+    "tree.model": 2,
     **{f"{solver}.left.partial": 3 for solver in TRAININGS},
 }  # fmt: skip
 
@@ -307,10 +310,12 @@ def load() -> None:
     from xmc_stream.memoir.method import MEMOIRWarmUp
     from xmc_stream.pdsparse.method import PDSparseWarmUp
     from xmc_stream.ppdsparse.method import PPDSparseWarmUp
+    from xmc_stream.tree.method import TreeWarmUp
+    from xmc_stream.tree.predict import TreesWarmUp
 
     for job in (
         PPDSparseWarmUp(), PPDSparseWarmUp(again=True), PDSparseWarmUp(), LEMLWarmUp(), LinearWarmUp(True),
-        LinearWarmUp(False), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "exact"),
+        LinearWarmUp(False), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "exact"), TreeWarmUp(), TreesWarmUp(),
     ):  # fmt: skip
         job.run()
 

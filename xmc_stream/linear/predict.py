@@ -360,7 +360,7 @@ class LinearWarmUp(WarmUp):
     fours: bool = False
 
     def load(self) -> None:
-        of_each_kind = {"n": 42, "d": 6, "k": UNIT + 3}  # rows in fours and one by one, tiles with bounds and without
+        of_each_kind: dict[str, Any] = {"n": 42, "d": 6, "k": UNIT + 3}  # rows in fours and one by one, tiles with bounds and without
         with a_few_rows(**of_each_kind if self.fours else {}) as dataset:
             path, d = Path(dataset.path).parent, dataset.n_features
             begin_model(path / "model.partial")

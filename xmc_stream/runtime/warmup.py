@@ -104,8 +104,11 @@ def train_a_few(run: Callable[..., Any], dataset: Dataset, name: str, parameters
 
 
 @contextmanager
-def a_few_rows(n: int = 40, d: int = 12, k: int = 3) -> Iterator[Dataset]:
-    """A dataset of n rows with four of d features and at most one of k labels, in a temporary folder."""
+def a_few_rows(n: int = 40, d: int = 12, k: int = 3, several: bool = False) -> Iterator[Dataset]:
+    """A dataset of n rows with four of d features and at most one of k labels, in a temporary folder.
+
+    several: each row has label 0 and another one.
+    """
     with temporary_folder() as folder:
         path = folder / "warm.xmc"
         rng = np.random.default_rng(0)
@@ -113,5 +116,11 @@ def a_few_rows(n: int = 40, d: int = 12, k: int = 3) -> Iterator[Dataset]:
             x = np.sort(rng.permuted(np.tile(np.arange(d, dtype=np.int32), (n, 1)), axis=1)[:, :4], axis=1)
             every = np.arange(n + 1, dtype=np.int64)
             values = rng.random(4 * n, np.float32)
-            writer.append(4 * every, x.ravel(), values, every, (np.arange(n) < 3).astype(np.int32))
+            ends, labels = every, (np.arange(n) < 3).astype(np.int32)
+            if several:
+                ends, labels = (
+                    2 * every,
+                    np.column_stack([np.zeros(n), 1 + np.arange(n) % (k - 1)]).astype(np.int32).ravel(),
+                )
+            writer.append(4 * every, x.ravel(), values, ends, labels)
         yield Dataset(path)

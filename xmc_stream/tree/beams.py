@@ -134,7 +134,7 @@ class Paths:
             for array, parts, kind in zip(arrays, (nodes, paths), (np.int32, np.float32), strict=True):
                 parts.append(np.empty(len(some) * width, kind))
                 array.read_ranges(some * width, np.full(len(some), width), parts[-1])
-        self._beams = Beams(*(np.concatenate(parts).reshape(len(rows), -1) for parts in (nodes, paths)))
+        self._beams = Beams(*(np.concatenate(parts).reshape(len(rows), width) for parts in (nodes, paths)))
 
     def of(self, rows: NDArray[np.int64], node: int) -> NDArray[np.float32]:
         """Of a node, in some of the rows; -inf where their beam does not have it."""

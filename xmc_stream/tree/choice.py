@@ -22,7 +22,7 @@ from xmc_stream.kernels.permutation import held_out, key_of, uniform
 from xmc_stream.linear.kernels.dcd import Steps, of_lines
 from xmc_stream.linear.kernels.lanecd import new_lanes
 from xmc_stream.linear.kernels.rows import localise, row_squares
-from xmc_stream.models.decisions import LEAST_ROWS, learn
+from xmc_stream.models.decisions import JUST_THE_BEST, LEAST_ROWS, learn
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import fitting_ranges
 from xmc_stream.store.chunks import open_array
@@ -102,7 +102,7 @@ class ChoiceJob:
         rows = np.unique(np.concatenate([trial.rows for trial in trials]))
         x, paths, weights = CSR.of(X.gather(rows)), Paths(self.before, rows, dataset.n_samples), of_rows.of(rows)
         scores: list[list[NDArray[np.float32]]] = [[] for _ in self.values]
-        hits = [np.zeros(0, np.bool_)]
+        hits, seen = [np.zeros(0, np.bool_)], [np.zeros(0, np.int64)]
         for (leaf, first), trial in zip(self.picks, trials, strict=True):
             stop_if_unwanted()
             if not (trial.n_left and trial.n_held):
@@ -110,6 +110,7 @@ class ChoiceJob:
             path = paths.of(trial.held_rows, leaf)
             looked_at = np.isfinite(path)[:, None] & trial.judged
             hits.append(trial.true[looked_at])
+            seen.append(trial.held_rows[looked_at.any(axis=1)])
             trial.localise(x, np.searchsorted(rows, trial.rows), weights, dataset.n_features)
             low = int(level.ptr[leaf]) + first
             classes = self.of.label_weights(structure.order[low : min(low + LANES, int(level.ptr[leaf + 1]))])
@@ -124,6 +125,7 @@ class ChoiceJob:
         of_values = [np.concatenate([np.zeros(0, np.float32), *of_c]) for of_c in scores]
         with new_pack(Path(self.out)) as pack:
             pack.write("hits", right.view(np.uint8))
+            pack.write("rows", np.unique(np.concatenate(seen)))
             for c, values in zip(self.values, of_values, strict=True):
                 pack.write(f"scores-{c:g}", values)
         return {
@@ -218,10 +220,10 @@ class DecisionJob:
     def run(self) -> Receipt:
         """The threshold of the highest micro-F1; the best label of a row is predicted in any case."""
         found = []
-        for name in (f"scores-{self.C:g}", "hits"):
+        for name in (f"scores-{self.C:g}", "hits", "rows"):
             arrays = [open_array(Path(part) / name) for part in self.parts]
             found.append(np.concatenate([array.read(0, array.size) for array in arrays]))
-        scores, hits = found[0], found[1] > 0
-        if len(scores) < LEAST_ROWS:
-            return {}
-        return {DECISION: {**learn(scores[:, None], hits[:, None], int(hits.sum())), "best": True}}
+        scores, hits, n_rows = found[0], found[1] > 0, len(np.unique(found[2]))
+        if n_rows < LEAST_ROWS:
+            return {DECISION: JUST_THE_BEST}
+        return {DECISION: {**learn(scores[:, None], hits[:, None], int(hits.sum())), "best": True, "rows": n_rows}}

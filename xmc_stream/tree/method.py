@@ -14,10 +14,12 @@ from xmc_stream.methods.weights import check_given
 from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
-from xmc_stream.tree.guide import groups_path
+from xmc_stream.tree.guide import N_GROUPS, groups_path
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.plan import depths, least_needs, plan_tree
 from xmc_stream.tree.run import TreeRun, key_of_state
+from xmc_stream.tree.scoring import score_of
+from xmc_stream.tree.solve import GUIDE_EPOCHS
 
 # nanoseconds of an entry of X: in a step of LANES children, on its way down a level
 _STEP_NS, _DOWN_NS, _VISITS = 12.0, 150.0, 6.0
@@ -42,10 +44,13 @@ class TreeForecaster(Forecaster):
         one = X.nnz * X.entry_bytes
         levels = len(depths(p, k)) + 1
         groups = -(-(1 << depths(p, k)[0] if levels > 1 else k) // 16)
-        vectors = -(-k // sizes.labels) if levels > 1 else 0
-        of_root = p.n_trees * groups * p.most_epochs
+        guided = score_of(dataset, p.guide)["guide"] > 0
+        vectors = -(-k // sizes.labels) if levels > 1 or guided else 0
+        of_root = p.n_trees * -(-groups // sizes.groups) * p.most_epochs
+        of_root += -(-N_GROUPS // 16 // sizes.groups) * GUIDE_EPOCHS if guided else 0
         down = p.n_trees * (levels - 1)
         gathered = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * down
+        gathered += 4 * min(1.0, 0.05 * gathered + 0.5) if p.C is None else 0
         per_label = -(-p.max_leaf // 16)
         work = X.nnz * (of_root * _STEP_NS / 2 + down * _DOWN_NS + gathered * _VISITS * per_label * _STEP_NS)
         phase = max(needs, key=lambda name: sum(needs[name].values()))
@@ -72,7 +77,7 @@ class TreeWarmUp(WarmUp):
 
     def load(self) -> None:
         """A tree of two levels of nodes."""
-        with a_few_rows(k=12) as dataset:
+        with a_few_rows(n=120, k=20, several=True) as dataset:
             p = TreeParameters(max_leaf=2, root=2, branching=2)
             train_a_few(TreeRun, dataset, "tree", p)
 

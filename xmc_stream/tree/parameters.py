@@ -25,7 +25,9 @@ class TreeParameters(Parameters):
         "bonsai": {"n_trees": 3, "root": 128, "branching": 128, **_SIBLINGS},
         "xr-linear": {"root": 16, "branching": 16, **_SIBLINGS},
     }
-    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {"tree": {"C": (0.5, 1.0, 2.0, 4.0)}}
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {
+        name: {"C": (0.5, 1.0, 2.0, 4.0)} for name in ("tree", "parabel", "bonsai", "xr-linear")
+    }
 
     n_trees: int = parameter(1, Whole("Trees, whose scores are averaged."))
     max_leaf: int = parameter(100, Whole("Labels of a leaf, at most, and at least half as many."))

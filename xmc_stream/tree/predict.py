@@ -119,8 +119,8 @@ class OpenTrees:
         return shared_units(self.model.path, of_level, self.model.n_features, tiles, self._cache)
 
     def best(self, x: CSR, barred: Labels, k: int) -> Best:
-        """The k best labels of each row, calibrated."""
-        best = self._scorer.best(x, barred, k)
+        """The k best labels of each row; where the model is calibrated, of the COUNTED best by their own scores."""
+        best = self._scorer.best(x, barred, max(k, min(COUNTED, self.model.n_labels)) if self._by.shape[1] else k)
         if self._implied is not None:
             lift(self._implied, Ranking(best.labels, best.scores), barred)
         if self._by.shape[1]:
@@ -130,14 +130,14 @@ class OpenTrees:
                 scores[place] = calibrated(scores[place], label, self._by)
             best.scores[found] = scores
             order = np.lexsort((best.labels, -best.scores), axis=1)
-            best = Best._make(np.take_along_axis(part, order, axis=1) for part in best)
+            best = Best._make(np.take_along_axis(part, order[:, :k], axis=1) for part in best)
         return best
 
-    def fill(self, best: Best, ranking: Ranking) -> None:
+    def fill(self, best: Best, barred: Labels, ranking: Ranking) -> None:
         """Take the best of a longer list, or all, and what no beam reached behind them."""
         k = ranking.labels.shape[1]
         ranking.labels[:], ranking.scores[:] = best.labels[:, :k], best.scores[:, :k]
-        fill_up(self.counts, UNREACHED, np.float32(UNSEEN), ranking.labels, ranking.scores)
+        fill_up(self.counts, UNREACHED, np.float32(UNSEEN), barred, ranking.labels, ranking.scores)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class TreeJob(RankingJob):
         """See `RankingJob`. Labels that no beam reached count as not predicted."""
         x, k, n_labels = CSR.of(read[0]), best.labels.shape[1], model.model.n_labels
         found = model.best(x, barred, min(n_labels, max(k, COUNTED)) if len(read) > 1 else k)
-        model.fill(found, best)
+        model.fill(found, barred, best)
         if len(read) > 1:
             y = Labels.of(read[1])
             y = Labels(*leave_out_labels(*y, *barred)) if len(barred.indptr) else y
@@ -176,8 +176,9 @@ class HeldTrees:
 
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
-        best = self._trees.best(CSR.of(x), filter_pairs(), labels.shape[1])
-        self._trees.fill(best, Ranking(labels, scores))
+        none = filter_pairs()
+        best = self._trees.best(CSR.of(x), none, labels.shape[1])
+        self._trees.fill(best, none, Ranking(labels, scores))
 
 
 def held_needs(model: TreeWeights) -> dict[str, int]:
@@ -199,7 +200,7 @@ class TreeTask(RankingTask):
     def sizes(self, plan: MemoryPlan) -> TreesPlan:
         """See `RankingTask`."""
         t, model, least = plan.threads, self.model, self.least_block
-        width = min(model.n_labels, max(self.k, COUNTED)) if self.evaluate else self.k
+        width = min(model.n_labels, max(self.k, COUNTED)) if self.evaluate or model.calibrated else self.k
         of_row = max(width, LIST if model.n_trees > 1 else 0) * 20 * (model.n_trees + 1) + model.beam * ROW_BYTES
         largest = max(size for _, size in model.tiles)
         fixed = {
@@ -261,7 +262,7 @@ class TreesWarmUp(WarmUp):
 
     def load(self) -> None:
         """By two small trees."""
-        with a_few_rows(k=12) as dataset:
+        with a_few_rows(n=120, k=20, several=True) as dataset:
             path = dataset.path.parent
             p = TreeParameters(max_leaf=2, root=2, branching=2, n_trees=2)
             made = train_a_few(TreeRun, dataset, "model", p)

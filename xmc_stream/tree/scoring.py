@@ -55,7 +55,7 @@ class Scorer:
     def best(self, x: CSR, barred: Labels, k: int) -> Best:
         """The k best labels of each row, best first. barred: pairs that are left out."""
         n = len(x.indptr) - 1
-        m = k if len(self.trees) == 1 else max(k, LIST)
+        m = k if len(self.trees) == 1 else LIST  # whatever k is: a mean depends on how long the lists are
         hints = self._hints(x)
         lists = [self._of_tree(tree, x, hints, barred, no_labels(n, m)) for tree in range(len(self.trees))]
         if len(lists) == 1:

@@ -44,7 +44,7 @@ from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.structure import Level, Structure
 
-_GUIDE_C, _GUIDE_EPOCHS = 1.0, 4
+_GUIDE_C, GUIDE_EPOCHS = 1.0, 4
 QUIET = 2  # visits that do not move a row before it sleeps
 STRIP_BYTES, STRIP_BITS = 1 << 18, 9  # of a strip of rows that streams by, on average; log2 of its rows, at most
 LANE_BYTES = 4 * LANES  # of alpha, or v
@@ -73,7 +73,7 @@ class Problem(NamedTuple):
             penalty = Penalty(p.lam, 1.0, 1.0 / c, np.inf, 1.0 / (c * p.positive_weight), np.inf, True)
             return cls(penalty, Rest(p.tol, QUIET), p.most_epochs, p.prune)
         c, epochs, prune = (
-            (p.C_nodes, p.most_epochs, p.prune) if tree != GUIDE else (_GUIDE_C, _GUIDE_EPOCHS, p.prune / 5.0)
+            (p.C_nodes, p.most_epochs, p.prune) if tree != GUIDE else (_GUIDE_C, GUIDE_EPOCHS, p.prune / 5.0)
         )
         return cls(Penalty(0.0, 1.0, 1.0 / c, np.inf, 1.0 / c, np.inf, True), Rest(p.tol, QUIET), epochs, prune)
 

@@ -205,6 +205,7 @@ def fill_up(
     counts: NDArray[np.int64],
     unreached: np.float32,
     unseen: np.float32,
+    barred: Labels,
     labels: NDArray[np.int64],
     scores: NDArray[np.float32],
 ) -> None:
@@ -223,7 +224,7 @@ def fill_up(
             n_labels = len(counts)
             while label < n_labels and filled < k:
                 if (counts[label] > 0) == (turn == 0):
-                    known = False
+                    known = has_label(i, label, barred)
                     for q in range(found):
                         known |= labels[i, q] == label
                     if not known:
