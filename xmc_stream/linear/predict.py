@@ -360,7 +360,8 @@ class LinearWarmUp(WarmUp):
     fours: bool = False
 
     def load(self) -> None:
-        of_each_kind: dict[str, Any] = {"n": 42, "d": 6, "k": UNIT + 3}  # rows in fours and one by one, tiles with bounds and without
+        # rows in fours and one by one, tiles with bounds and without
+        of_each_kind: dict[str, Any] = {"n": 42, "d": 6, "k": UNIT + 3}
         with a_few_rows(**of_each_kind if self.fours else {}) as dataset:
             path, d = Path(dataset.path).parent, dataset.n_features
             begin_model(path / "model.partial")
