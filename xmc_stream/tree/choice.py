@@ -185,9 +185,12 @@ class _Trial:
 
 def average_precision(scores: NDArray[np.float32], hits: NDArray[np.bool_]) -> float:
     """The mean over the hits of the share of hits among what scores as high, in per cent; 0 without hits."""
-    right = hits[np.argsort(-scores)]
-    found = np.cumsum(right)
-    return float(100.0 * (found / np.arange(1, len(right) + 1))[right].mean()) if right.any() else 0.0
+    order = np.argsort(-scores)
+    found, ends = np.cumsum(hits[order]), np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    if not hits.any():
+        return 0.0
+    gained = np.diff(found[ends], prepend=0)  # where scores are equal, all count as at the end of them
+    return float(100.0 * (gained * (found[ends] / (ends + 1))).sum() / found[-1])
 
 
 def climbed() -> Generator[list[float], dict[float, float], float]:
@@ -226,4 +229,7 @@ class DecisionJob:
         scores, hits, n_rows = found[0], found[1] > 0, len(np.unique(found[2]))
         if n_rows < LEAST_ROWS:
             return {DECISION: JUST_THE_BEST}
-        return {DECISION: {**learn(scores[:, None], hits[:, None], int(hits.sum())), "best": True, "rows": n_rows}}
+        learned = learn(scores[:, None], hits[:, None], int(hits.sum()))
+        if learned["threshold"] is None:  # with one score a row, that is all of them
+            learned["threshold"] = float(np.nextafter(scores.min(), np.float32(-np.inf)))
+        return {DECISION: {**learned, "best": True, "rows": n_rows}}

@@ -25,6 +25,7 @@ from xmc_stream.tree.kernels.records import (
     PANEL,
     REST_BITS,
     Panels,
+    are_records,
     hash_bits,
     pack_panel,
     scales_of,
@@ -141,6 +142,9 @@ def read_unit(model: Path, unit: Unit, level: Level, n_features: int) -> Panels:
     if whole:
         buckets = np.concatenate([[0], np.cumsum((1 << read["bits"].astype(np.int64)) + 1)])
         whole = len(read["offsets"]) == buckets[-1] and _in_order(buckets, read)
+    if whole:
+        sizes_of_panels = np.diff(children)
+        whole = are_records(sizes_of_panels, buckets, read["offsets"], read["starts"], read["records"])
     if not whole:
         raise StoreError(f"{path} is no unit of the tree: it is damaged; train the model again")
     return Panels(
@@ -190,7 +194,7 @@ def weights_of(panels: Panels) -> Iterator[tuple[NDArray[np.int64], NDArray[np.i
     """Features, children (numbers of the level) and weights of each panel of a unit in turn."""
     inverse = pow(ODD, -1, 1 << panels.word)
     for panel in range(len(panels.bits)):
-        n = int(panels.starts[panel + 1] - panels.starts[panel]) // 2
+        n = int(panels.starts[panel + 1] - panels.starts[panel])  # a weight takes a byte at least
         features, children, weights = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.float32)
         n = unpack_panel(panel, panels, inverse, features, children, weights)
         yield features[:n], children[:n], weights[:n]

@@ -42,7 +42,7 @@ from xmc_stream.store.nodes import understood
 from xmc_stream.store.predictions import CHUNK_ROWS
 from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES
 from xmc_stream.tree.guide import LEVEL, NO_GROUPS, read_groups
-from xmc_stream.tree.kernels.beam import Best, fill_up
+from xmc_stream.tree.kernels.beam import Best, fill_up, order_ties
 from xmc_stream.tree.kernels.records import Panels
 from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, read_unit, shared_units, structures_of
 from xmc_stream.tree.parameters import TreeParameters
@@ -122,7 +122,9 @@ class OpenTrees:
         """The k best labels of each row; where the model is calibrated, of the COUNTED best by their own scores."""
         best = self._scorer.best(x, barred, max(k, min(COUNTED, self.model.n_labels)) if self._by.shape[1] else k)
         if self._implied is not None:
+            before = Best(best.labels.copy(), best.scores, best.margins.copy())
             lift(self._implied, Ranking(best.labels, best.scores), barred)
+            order_ties(before, best)
         if self._by.shape[1]:
             found = best.labels >= 0
             scores = best.scores[found]

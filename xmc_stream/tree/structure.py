@@ -115,9 +115,9 @@ class Structure:
         order, *levels = (open_array(place).read_checked(0, open_array(place).size) for place in arrays.values())
         made = cls(order.astype(np.int64), levels)
         edges = [level.children for level in made.levels]
-        whole = len(order) == n_labels and (np.bincount(order, minlength=n_labels) == 1).all()
+        whole = len(order) == n_labels and bool((np.sort(order) == np.arange(n_labels)).all())
         for above, below in itertools.pairwise([np.array([0, n_labels]), *edges]):
-            whole = whole and (np.diff(below) > 0).all() and np.isin(above, below).all()
+            whole = whole and bool((np.diff(below) > 0).all() and np.isin(above, below).all())
         if not whole:
             raise StoreError(f"{path} is no tree of {n_labels} labels: it is damaged; train the model again")
         return made

@@ -201,6 +201,27 @@ def average_trees(one: Best, n_trees: int, by_score: bool, best: Best) -> None:
 
 
 @kernel
+def order_ties(before: Best, best: Best) -> None:
+    """Order equal scores of each row by the margins that its labels had before, then by label.
+
+    best: labels and scores in order, some of them lifted; its margins become those of before, -inf where there is none.
+    """
+    n, k = best.labels.shape
+    for i in range(n):
+        labels, scores, zs = best.labels[i], best.scores[i], best.margins[i]
+        for q in range(k):
+            label, score, z = labels[q], scores[q], np.float32(-np.inf)
+            for u in range(k):
+                if before.labels[i, u] == label and label >= 0:
+                    z = before.margins[i, u]
+            t = q
+            while t > 0 and scores[t - 1] == score and (zs[t - 1] < z or (zs[t - 1] == z and labels[t - 1] > label)):
+                labels[t], zs[t] = labels[t - 1], zs[t - 1]
+                t -= 1
+            labels[t], zs[t] = label, z
+
+
+@kernel
 def fill_up(
     counts: NDArray[np.int64],
     unreached: np.float32,

@@ -163,6 +163,34 @@ def unpack_panel(
     return filled
 
 
+@kernel
+def are_records(
+    sizes: NDArray[np.int64], buckets: NDArray[np.int64], offsets: NDArray[np.uint32], starts: NDArray[np.int64],
+    records: NDArray[np.uint8],
+) -> bool:  # fmt: skip
+    """Whether the records of every bucket end where the bucket does, and name children that there are. sizes: of panels.
+
+    Buckets begin and end in order, within the records.
+    """
+    for panel in range(len(sizes)):
+        for place in range(buckets[panel], buckets[panel + 1] - 1):
+            p, end = starts[panel] + np.int64(offsets[place]), starts[panel] + np.int64(offsets[place + 1])
+            while p < end:
+                if p + 3 > end:
+                    return False
+                n = np.int64(records[p + 2]) + 1
+                full = n == FULL + 1
+                size = sizes[panel] if full else 2 * n
+                p += 3
+                if p + size > end:
+                    return False
+                for t in range(0 if full else n):
+                    if records[p + 2 * t] >= sizes[panel]:
+                        return False
+                p += size
+    return True
+
+
 @inner_kernel
 def margins(i: int, x: CSR, panel: int, of: Panels, weights: NDArray[np.int8], z: NDArray[np.float32]) -> int:
     """z[t] = the margin of child t of a panel for row i; returns how many children it has. weights: the records, signed."""
