@@ -44,6 +44,11 @@ def test_domains_are_those_that_models_were_made_with() -> None:
         "FEATURE_ORDER": 2**43,
         "ZERO_CLASSES": 2**44,
         "LABEL_GROUPS": 2**45,
+        "TREE_FEATURES": 2**46,
+        "TREE_SPLITS": 2**47,
+        "TREE_ROWS": 2**48,
+        "TREE_ORDERS": 2**49,
+        "TREE_CHOICE": 2**50,
         "FIRST_FACTORS": 0x1E31,
         "STEPS": 0x3E01,
     }

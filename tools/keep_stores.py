@@ -105,6 +105,10 @@ KEPT = (
     Kept("compact", "compact group-lasso.model compact.model"),
     Kept("memoir", f"{TRAIN} memoir.model --solver memoir --set steps=20"),
     Kept("memoir-lsh", f"{TRAIN} memoir-lsh.model --solver memoir --set variant=lsh --set rank=4 --set steps=20"),
+    Kept("tree", f"{TRAIN} tree.model --solver tree --set max_leaf=4 --set root=2 --set branching=2"),
+    Kept("parabel", f"{TRAIN} parabel.model --solver parabel --set max_leaf=4"),
+    Kept("bonsai", f"{TRAIN} bonsai.model --solver bonsai"),
+    Kept("xr-linear", f"{TRAIN} xr-linear.model --solver xr-linear --set max_leaf=4"),
     Kept("predictions", "predict ppdsparse.model more.xmc predictions.zarr", "more.xmc"),
 )
 AFTER = {
