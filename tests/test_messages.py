@@ -27,7 +27,12 @@ from xmc_stream.runtime.job import do, receipt_of
 PACKAGE = Path(xs.__file__).parent
 TREES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 TABLE = {name: entry for name, entry in vars(flags).items() if isinstance(entry, Wording)}
-COMMANDS = ("demo.py", "ppdsparse/parameters.py", "tree/parameters.py", "training/tune.py")  # which tell of commands elsewhere than in errors
+COMMANDS = (
+    "demo.py",
+    "ppdsparse/parameters.py",
+    "tree/parameters.py",
+    "training/tune.py",
+)  # which tell of commands elsewhere than in errors
 LIKE_FLAGS = [
     "--memory-limit",
     "{overwrite}",
