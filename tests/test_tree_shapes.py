@@ -23,9 +23,9 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.methods.weights import Given
 from xmc_stream.store.encoding import ArrayWriter, new_pack
 from xmc_stream.store.nodes import Group
-from xmc_stream.tree import clustering, nodes
+from xmc_stream.tree import clustering
 from xmc_stream.tree.clustering import DIMENSIONS, SplitJob, StructureJob, Vectors, VectorsJob
-from xmc_stream.tree.kernels.records import margins, unpack_panel
+from xmc_stream.tree.kernels.records import margins
 from xmc_stream.tree.nodes import Entries, Unit, read_unit, write_unit
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.structure import Level, Structure, depths_of
@@ -278,19 +278,6 @@ def test_records_have_the_rounded_weights(
         for panel, (begin, end) in enumerate(itertools.pairwise(panels.children - low)):
             assert margins(0, block, panel, panels, signed, z) == end - begin
             assert z[: end - begin].tobytes() == want[begin:end].tobytes()
-
-
-def test_weights_of_a_unit_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where records have the weights of all children: uncompiled, what has no room is an error."""
-    W = np.ones((3, 40), np.float32)
-    level, unit = level_of([40]), Unit(0, 1, 0, 1)
-    write_unit(unit.path(tmp_path), unit, level, 3, np.zeros(40, np.float32), iter([entries_of(W, np.arange(3), 0)]))
-    monkeypatch.setattr(nodes, "unpack_panel", getattr(unpack_panel, "py_func", unpack_panel))
-    ((features, children, weights),) = nodes.weights_of(read_unit(tmp_path, unit, level, 3))
-    assert sorted(zip(features.tolist(), children.tolist(), strict=True)) == list(
-        itertools.product(range(3), range(40))
-    )
-    assert np.allclose(weights, 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def settled(
     y = Labels(np.searchsorted(labels, np.arange(Y.shape[1] + 1)).astype(np.int64), rows.astype(np.int64))
     penalty, steps = Problem.of(p, 0, True).penalty, Steps(seed, 0, p.epochs, p.tol, 0.0)
     used = begin_lanes(0, y, ONCE.classes, penalty, lanes)
-    done = settle_lanes(CSR.of(block), squares, ONCE.rows, steps, 0, penalty, used, Rest(p.tol, visits), lanes)
+    done = settle_lanes(CSR.of(block), squares, ONCE.rows, steps, penalty, used, Rest(p.tol, visits), lanes)
     v = np.vstack([lanes.v.reshape(D, LANES), lanes.v0]).astype(np.float64)
     v[:-1] = dcd.soft(v[:-1], np.float64(p.lam))
     return done, lanes.alpha.reshape(N, LANES).T[: Y.shape[1]].astype(np.float64), v.T[: Y.shape[1]]

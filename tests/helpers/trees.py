@@ -21,7 +21,7 @@ from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
-from xmc_stream.tree.kernels.records import ODD, Panels, unpack_panel
+from xmc_stream.tree.kernels.records import FULL, ODD, Panels
 from xmc_stream.tree.nodes import structure_path
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.run import TreeRun
@@ -140,13 +140,27 @@ def take_solved(pack: str, spans: list[tuple[int, int]], base: int | None, W: An
 
 
 def unpacked(panels: Panels) -> Iterator[tuple[Any, Any, Any]]:
-    """Features, children and weights of each panel."""
-    inverse = pow(ODD, -1, 1 << panels.word)
-    for panel in range(len(panels.bits)):
-        room = int(panels.starts[panel + 1] - panels.starts[panel])
-        out = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.float32)
-        n = unpack_panel(panel, panels, inverse, *out)
-        yield tuple(part[:n] for part in out)
+    """Features, children and weights of each panel, bucket after bucket."""
+    inverse, mask = pow(ODD, -1, 1 << panels.word), (1 << panels.word) - 1
+    for panel, (low, high) in enumerate(itertools.pairwise(panels.children.tolist())):
+        found: list[tuple[int, int, np.float32]] = []
+        shift = panels.word - int(panels.bits[panel])
+        places = panels.offsets[panels.buckets[panel] : panels.buckets[panel + 1]].astype(int) + panels.starts[panel]
+        for bucket, (p, end) in enumerate(itertools.pairwise(places.tolist())):
+            while p < end:
+                rest, count = int(panels.records[p]) | int(panels.records[p + 1]) << 8, int(panels.records[p + 2])
+                feature, p = ((bucket << shift | rest) * inverse) & mask, p + 3
+                if count == FULL:
+                    of, p = list(enumerate(panels.records[p : p + high - low])), p + high - low
+                else:
+                    pairs = panels.records[p : p + 2 * (count + 1)].reshape(-1, 2)
+                    of, p = [(int(child), value) for child, value in pairs], p + 2 * (count + 1)
+                for child, value in of:
+                    if value:
+                        scale = panels.scale[low + child - panels.children[0]]
+                        found.append((feature, low + child, np.float32(np.uint8(value).view(np.int8)) * scale))
+        columns = list(zip(*found, strict=True)) or [(), (), ()]
+        yield np.array(columns[0], np.int64), np.array(columns[1], np.int64), np.array(columns[2], np.float32)
 
 
 def finished(run: Trained) -> xs.Model:

@@ -296,7 +296,7 @@ class MEMOIR(Estimator, parameters=MEMOIRParameters):
 
 
 class LabelTree(_Weighted, parameters=TreeParameters):
-    """A tree of labels: each row goes down it, so that training and prediction grow with the logarithm of the labels.
+    """A tree of labels: each row goes down it, and meets a few labels in place of all.
 
     Labels with similar rows share a leaf (balanced 2-means of sums of their rows). A node c and a label k are linear
     classifiers z = w.x + b, trained on the rows R of their parent: those with a label below it, and some of the others whose

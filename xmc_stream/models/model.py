@@ -44,8 +44,8 @@ KINDS = {
 class Model(Kind):
     """An opened model: what it says of itself, its weights, and prediction.
 
-    `load_model` and `fit` return one of its kind: weights for each class, two factors of a low rank, or rows of weights for
-    a few features.
+    `load_model` and `fit` return one of its kind: weights for each class, two factors of a low rank, rows of weights for
+    a few features, or label trees.
 
     Parameters
     ----------
@@ -65,7 +65,8 @@ class Model(Kind):
     attributes : dict
         How the model was made, and the report of its training, as `xmc-stream info` shows them.
     kind : str
-        "linear" for weights by class, "low-rank" for factors, "row-sparse" for rows of few features.
+        "linear" for weights by class, "low-rank" for factors, "row-sparse" for rows of few features, "tree" for label
+        trees.
 
     Raises
     ------

@@ -21,7 +21,6 @@ from xmc_stream.store.chunks import open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store
 from xmc_stream.store.model import CHUNK_BYTES
 from xmc_stream.tree.kernels.records import (
-    ODD,
     PANEL,
     REST_BITS,
     Panels,
@@ -29,9 +28,8 @@ from xmc_stream.tree.kernels.records import (
     hash_bits,
     pack_panel,
     scales_of,
-    unpack_panel,
 )
-from xmc_stream.tree.structure import Level, Structure
+from xmc_stream.tree.structure import Level
 
 GUIDE = -1  # in the place of a tree's number
 WEIGHT_BYTES = 72  # of a weight of a parent whose weights are put into records
@@ -190,22 +188,7 @@ def _in_order(buckets: NDArray[np.int64], read: dict[str, NDArray[Any]]) -> bool
     )  # fmt: skip
 
 
-def weights_of(panels: Panels) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]]:
-    """Features, children (numbers of the level) and weights of each panel of a unit in turn."""
-    inverse = pow(ODD, -1, 1 << panels.word)
-    for panel in range(len(panels.bits)):
-        n = int(panels.starts[panel + 1] - panels.starts[panel])  # a weight takes a byte at least
-        features, children, weights = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.float32)
-        n = unpack_panel(panel, panels, inverse, features, children, weights)
-        yield features[:n], children[:n], weights[:n]
-
-
 def hash_unit(update: Callable[[Any], None], panels: Panels) -> None:
     """Hash what scores depend on."""
     for values in (panels.bits, panels.offsets, panels.records, panels.bias, panels.scale):
         update(values.data)
-
-
-def structures_of(model: Path, n_trees: int, n_labels: int) -> list[Structure]:
-    """The shapes of all trees. Raises StoreError where one is damaged."""
-    return [Structure.read(structure_path(model, tree), n_labels) for tree in range(n_trees)]

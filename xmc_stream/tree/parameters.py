@@ -19,7 +19,7 @@ class TreeParameters(Parameters):
 
     solver = "tree"
     label = "LabelTree"
-    title = "label tree: rows go down a tree of labels, so that time grows with the logarithm of their number"
+    title = "label tree: rows go down a tree of labels, and meet a few of them in place of all"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "parabel": {"n_trees": 3, "root": 2, "branching": 2, **_SIBLINGS},
         "bonsai": {"n_trees": 3, "root": 128, "branching": 128, **_SIBLINGS},
@@ -38,7 +38,7 @@ class TreeParameters(Parameters):
     branching: int = parameter(16, Whole("Children of other nodes, at most; a power of two counts.", least=2))
     beam: int = parameter(
         10,
-        Whole("Nodes of a level that a row goes on from. Prediction may use another number, training uses this one."),
+        Whole("Nodes of a level that a row goes on from, in training and in prediction."),
     )
     C: float | None = parameter(
         None,

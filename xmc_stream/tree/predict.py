@@ -17,7 +17,7 @@ from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.implied import ImpliedLabels
 from xmc_stream.linear.kernels.implied import lift
-from xmc_stream.metrics import leave_out_labels
+from xmc_stream.metrics import among, leave_out_labels
 from xmc_stream.models.runs import (
     HITS,
     LEAST_BLOCK,
@@ -44,10 +44,10 @@ from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES
 from xmc_stream.tree.guide import LEVEL, NO_GROUPS, read_groups
 from xmc_stream.tree.kernels.beam import Best, fill_up, order_ties
 from xmc_stream.tree.kernels.records import Panels
-from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, read_unit, shared_units, structures_of
+from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, read_unit, shared_units, structure_path
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.run import TreeRun
-from xmc_stream.tree.scoring import LIST, UNREACHED, Scorer, true_among
+from xmc_stream.tree.scoring import LIST, UNREACHED, Scorer
 from xmc_stream.tree.structure import Structure
 
 COUNTED = 200  # labels of a row, the best, that an evaluation looks at, at least
@@ -71,7 +71,7 @@ class TreeWeights(StoredModel):
 
     def structures(self) -> list[Structure]:
         """The shapes of all trees. Raises StoreError where one is damaged, or its units are not all there."""
-        found = structures_of(self.path, self.n_trees, self.n_labels)
+        found = [Structure.read(structure_path(self.path, tree), self.n_labels) for tree in range(self.n_trees)]
         for tree, structure in enumerate(found):
             for level in structure.levels:
                 spans = [(unit.first, unit.last) for unit, _ in self.tiles_of(tree, level.number)]
@@ -165,7 +165,8 @@ class TreeJob(RankingJob):
             count_indices(y.indices, counts[TRUE])
             above = (found.labels >= 0) & (found.scores > self.wanted.decision.above)
             count_indices(found.labels[above], counts[PREDICTED])
-            count_indices(found.labels[above & true_among(found.labels, y)], counts[HITS])
+            right = among(np.arange(len(found.labels))[:, None], found.labels, *y)
+            count_indices(found.labels[above & right], counts[HITS])
             count_best(self.wanted.decision, best, (y.indptr, y.indices), counts)
         return 0
 

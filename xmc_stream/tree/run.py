@@ -6,7 +6,7 @@ The loop is a generator, as that of `ppdsparse.run`. All it decides comes from r
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class TreeRun(TrainingRun):
         if self._score["guide"]:
             receipt = yield from self._guide(progress)
             nnz += receipt["nnz"]
-            tiles.append([*unit_tuple(GUIDE_UNIT), receipt["bytes"]])
+            tiles.append([*astuple(GUIDE_UNIT), receipt["bytes"]])
         if self._score["by_score"] and p.guide:
             job = ImpliedJob(self._of.data, str(self.work / IMPLIED), self.plan)
             (found,) = yield Phase(
@@ -97,7 +97,7 @@ class TreeRun(TrainingRun):
                 of_level = [
                     (unit, receipt["bytes"]) for unit, receipt in zip(units_of(tree, level), receipts, strict=True)
                 ]
-                tiles += [[*unit_tuple(unit), size] for unit, size in of_level]
+                tiles += [[*astuple(unit), size] for unit, size in of_level]
                 if not level.last:
                     before = yield from self._down(tree, level, tuple(of_level), before, progress)
                 progress.done += 1
@@ -279,11 +279,6 @@ class TreeRun(TrainingRun):
     def _tree(self, tree: int) -> str:
         n = self.parameters.n_trees
         return "" if n == 1 else f" of tree {tree + 1} of {n}"
-
-
-def unit_tuple(unit: Unit) -> tuple[int, int, int, int]:
-    """As a model's attributes have it."""
-    return unit.tree, unit.level, unit.first, unit.last
 
 
 def key_of_state(pack: Path) -> str:

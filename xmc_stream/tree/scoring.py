@@ -29,7 +29,7 @@ from xmc_stream.tree.structure import Structure
 
 SHORT = 1.3
 SEVERAL = 1.5  # labels of a row, on average, from which on rows have several
-LIST = 20  # labels of a tree that a mean is made of, at least
+LIST = 20  # labels of a tree that a mean is made of
 UNREACHED = np.float32(UNSEEN / 2)  # the score of a label that no beam reached: below every other but UNSEEN
 UnitsOf = Callable[[int, int], Iterable[Panels]]  # of a tree and a level
 
@@ -90,11 +90,3 @@ def no_labels(n: int, k: int) -> Best:
     return Best(
         np.full((n, k), -1, np.int64), np.full((n, k), -np.inf, np.float32), np.full((n, k), -np.inf, np.float32)
     )
-
-
-def true_among(labels: NDArray[np.int64], y: Labels) -> NDArray[np.bool_]:
-    """Whether the labels (n, k) of each row are labels of it, given its true ones."""
-    rows = np.repeat(np.arange(len(labels), dtype=np.int64), np.diff(y.indptr))
-    width = int(max(labels.max(initial=0), y.indices.max(initial=0))) + 1
-    asked = np.arange(len(labels), dtype=np.int64)[:, None] * width + np.maximum(labels, 0)
-    return np.isin(asked, rows * width + y.indices) & (labels >= 0)

@@ -182,13 +182,13 @@ def shuffle_awake(first: int, n: int, key: np.uint64, lanes: Lanes) -> None:
 
 @kernel
 def settle_lanes(
-    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], steps: Steps, label: int, penalty: Penalty,
-    awake: int, rule: Rest, lanes: Lanes,
+    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], steps: Steps, penalty: Penalty, awake: int,
+    rule: Rest, lanes: Lanes,
 ) -> int:  # fmt: skip
     """Epochs over the rows that are awake, until none of all rows violates by more than tol; returns how many there were.
 
     The first epoch visits rows with a label first. A row sleeps when `rule.visits` visits did not move it. Where those that
-    are awake violate nothing, all are visited once more. label: with seed, round and epoch the key of an epoch's order.
+    are awake violate nothing, all are visited once more. The order of an epoch is drawn by seed, round and epoch.
     """
     order, quiet, met, n = lanes.order, lanes.quiet, lanes.met, len(lanes.order)
     n_positive = 0
@@ -204,7 +204,7 @@ def settle_lanes(
             n_awake += 1
     whole = True
     for epoch in range(steps.epochs):
-        key = key_of(steps.seed, label, steps.round_, epoch)
+        key = key_of(steps.seed, 0, steps.round_, epoch)
         if epoch:
             shuffle_awake(0, n_awake, key, lanes)
         else:

@@ -134,36 +134,6 @@ def pack_panel(
 
 
 @kernel
-def unpack_panel(
-    panel: int, of: Panels, inverse: int, features: NDArray[np.int64], children: NDArray[np.int64], weights: NDArray[np.float32]
-) -> int:  # fmt: skip
-    """The weights of a panel, bucket after bucket; returns how many there are. children: numbers of the level.
-
-    inverse: of the odd number of hashes, modulo 2^word.
-    """
-    shift, low = of.word - np.int64(of.bits[panel]), of.children[panel]
-    n_children = of.children[panel + 1] - low
-    filled = 0
-    for bucket in range(1 << np.int64(of.bits[panel])):
-        place = of.buckets[panel] + bucket
-        p, end = of.starts[panel] + np.int64(of.offsets[place]), of.starts[panel] + np.int64(of.offsets[place + 1])
-        while p < end:
-            rest = np.int64(of.records[p]) | (np.int64(of.records[p + 1]) << 8)
-            feature = (((bucket << shift) | rest) * inverse) & ((1 << of.word) - 1)
-            full = of.records[p + 2] == FULL
-            n = n_children if full else np.int64(of.records[p + 2]) + 1
-            p += 3
-            for t in range(n):
-                child = low + (t if full else np.int64(of.records[p]))
-                p += int(not full)
-                features[filled], children[filled] = feature, child
-                weights[filled] = np.float32(np.int8(of.records[p])) * of.scale[child - of.children[0]]
-                filled += int(of.records[p] != 0)
-                p += 1
-    return filled
-
-
-@kernel
 def are_records(
     sizes: NDArray[np.int64], buckets: NDArray[np.int64], offsets: NDArray[np.uint32], starts: NDArray[np.int64],
     records: NDArray[np.uint8],

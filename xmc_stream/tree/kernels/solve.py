@@ -19,7 +19,7 @@ def solve_lanes(
 ) -> int:  # fmt: skip
     """Solve children first, first + 1, ... of those whose rows are y; returns bits of the lanes that have rows."""
     used = begin_lanes(first, y, classes, penalty, lanes)
-    settle_lanes(x, squares, rows, steps, 0, penalty, used, rule, lanes)
+    settle_lanes(x, squares, rows, steps, penalty, used, rule, lanes)
     return used
 
 
