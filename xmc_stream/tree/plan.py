@@ -16,11 +16,10 @@ from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES, row_ranges
 from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, WINDOW
 from xmc_stream.tree.nodes import Unit
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.solve import FEATURE_BYTES, strip_bits
+from xmc_stream.tree.solve import ENTRY_BYTES, parent_needs, strip_bits
 from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
 from xmc_stream.tree.structure import Level, depths_of
 
-ENTRY_BYTES = 8 + 8 + 8  # of an entry of X as it is gathered, checked, and with local features
 JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
 _ROOT_WORK = 1 << 26  # entries of X times groups of LANES children, of a job: some seconds
 _VECTOR = 4 * DIMENSIONS
@@ -77,7 +76,6 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> dict[s
     strips = of_group * int(1.5 * ENTRY_BYTES * row_entries + SOLVED_ROW_BYTES)
     structure = t * _STRUCTURE * k
     root = lanes_bytes(n, d) + 9 * LANES * d
-    of_rows = SOLVED_ROW_BYTES + int(1.5 * ENTRY_BYTES * row_entries)
     down = {"beams": t * p.beam * ROW_BYTES * beams, "row blocks": t * (3 * block + BLOCK_ROWS * p.beam * ROW_BYTES)}
     return {
         "vectors of labels": {"vectors": t * min(k, WINDOW) * _VECTOR, "row blocks": t * 3 * block},
@@ -88,8 +86,7 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> dict[s
         "children of the root": {"rows and features": t * root, "strips": t * strips, "labels": structure},
         "rows on their way down": {**down, "labels": structure, "weights": t * _FIXED},
         "children of nodes": {
-            "rows": t * largest * of_rows,
-            "features": t * (13 * d + FEATURE_BYTES * int(min(d, largest * row_entries))),
+            **parent_needs(t, largest, int(1.5 * largest * row_entries), d),
             "labels": structure, "windows": t * 2 * _FIXED,
         },
     }  # fmt: skip

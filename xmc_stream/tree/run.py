@@ -259,7 +259,7 @@ class TreeRun(TrainingRun):
             out = self._state("solve", f"{unit.tree}_{unit.level}_{first}-{last}")
             yield SolveJob(
                 self._of, unit.tree, unit.level, first, last, before,
-                self._sizes.entries, out,
+                self._sizes.entries, self.plan, out,
             )  # fmt: skip
 
     def _down(self, tree: int, level: Level, tiles: UnitTiles, before: tuple[str, ...], progress: _Progress) -> Steps:

@@ -29,7 +29,7 @@ from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, new_lanes
 from xmc_stream.linear.kernels.rows import localise, row_squares
 from xmc_stream.methods.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.runtime.plan import fitting_ranges
+from xmc_stream.runtime.plan import MemoryPlan, fitting_ranges
 from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import PackedArrayWriter, PackWriter, new_pack
@@ -49,7 +49,16 @@ QUIET = 2  # visits that do not move a row before it sleeps
 STRIP_BYTES, STRIP_BITS = 1 << 18, 9  # of a strip of rows that streams by, on average; log2 of its rows, at most
 LANE_BYTES = 4 * LANES  # of alpha, or v
 ROW_BYTES = LANE_BYTES + 80  # of a row in a problem, beside its entries
+ENTRY_BYTES = 8 + 8 + 8  # of an entry of X as it is gathered, checked, and with local features
 FEATURE_BYTES = LANE_BYTES + 9 * LANES + 8  # of a feature in a problem: v, and weights as they are taken
+
+
+def parent_needs(threads: int, n: int, nnz: int, n_features: int) -> dict[str, int]:
+    """Bytes by component that solving the children of one parent takes, of n rows with nnz entries, on each of some threads."""
+    return {
+        "rows": threads * (n * ROW_BYTES + nnz * ENTRY_BYTES),
+        "features": threads * (13 * n_features + FEATURE_BYTES * min(n_features, nnz)),
+    }
 
 
 def strip_bits(n_rows: int, nnz: int) -> int:
@@ -138,7 +147,7 @@ class Solution:
 class SolveJob:
     """The children of parents [first, last) of a level below the root. before: packs of the beams of all rows.
 
-    max_entries: of rows that are held at a time, or those of one parent.
+    max_entries: of rows that are held at a time, or those of one parent, for which the plan must have room.
     """
 
     of: Shared
@@ -148,6 +157,7 @@ class SolveJob:
     last: int
     before: tuple[str, ...]
     max_entries: int
+    plan: MemoryPlan
     out: str
 
     @property
@@ -165,6 +175,10 @@ class SolveJob:
         numbers = np.arange(self.first, self.last)
         parents = list(parents_of(Y, structure, level, numbers, self.before, p.negatives))
         sizes = [int(X.lengths(parent.rows)[1].sum()) for parent in parents]
+        most = max(len(parent.rows) for parent in parents), max(sizes)
+        self.plan.refuse_unless(
+            parent_needs(self.plan.threads, *most, dataset.n_features), "the label tree: children of nodes"
+        )
         with new_pack(Path(self.out)) as pack:
             solver = _Solver(dataset.n_features, parents, sizes, problem, pack)
             for low, high in fitting_ranges(sizes, self.max_entries):
