@@ -33,8 +33,8 @@ from xmc_stream.tree.beams import at_root, descended
 from xmc_stream.tree.guide import CLUSTERINGS, GROUPS, LEVEL, NO_GROUPS, read_groups
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
 from xmc_stream.tree.kernels.beam import fill_up
-from xmc_stream.tree.kernels.records import Panels
-from xmc_stream.tree.nodes import GUIDE, Entries, Unit, read_unit, write_unit
+from xmc_stream.tree.kernels.records import Panels, Weights
+from xmc_stream.tree.nodes import GUIDE, Source, Unit, read_unit, write_unit
 from xmc_stream.tree.predict import OpenTrees, TreeWeights
 from xmc_stream.tree.scoring import LIST, UNREACHED, Scorer
 from xmc_stream.tree.structure import Level, Structure
@@ -71,12 +71,13 @@ def drawn_level(
     edges = np.unique([0, *rng.integers(0, level.n_parents + 1, 2), level.n_parents]).tolist()
     for first, last in itertools.pairwise(edges):
         unit = Unit(tree, level.number, first, last) if tree != GUIDE else GUIDE_UNIT
-        entries = []
+        sources = []
         for low, high in itertools.pairwise(level.ptr[first : last + 1].tolist()):
             at, children = np.nonzero(W[:, low:high])
-            entries.append(Entries(at.astype(np.int32), children + low, W[at, children + low]))
+            weights = Weights(at.astype(np.int32), children.astype(np.int32), W[at, children + low])
+            sources.append(Source(len(at), lambda weights=weights: iter([weights])))  # type: ignore[misc]
         mine = slice(int(level.ptr[first]), int(level.ptr[last]))
-        write_unit(unit.path(folder), unit, level, D, bias[mine], iter(entries))
+        write_unit(unit.path(folder), unit, level, D, bias[mine], sources, 10**6)
         panels.append(read_unit(folder, unit, level, D))
     rng.shuffle(panels)  # type: ignore[arg-type]
     return twin.LevelTwin(level.ptr.tolist(), whole, scale, bias), panels

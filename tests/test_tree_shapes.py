@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from xmc_stream.store.encoding import ArrayWriter, new_pack
 from xmc_stream.store.nodes import Group
 from xmc_stream.tree import clustering
 from xmc_stream.tree.clustering import DIMENSIONS, SplitJob, StructureJob, Vectors, VectorsJob
-from xmc_stream.tree.kernels.records import margins
-from xmc_stream.tree.nodes import Entries, Unit, read_unit, write_unit
+from xmc_stream.tree.kernels.records import Weights, margins
+from xmc_stream.tree.nodes import Source, Unit, read_unit, write_unit
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.structure import Level, Structure, depths_of
 
@@ -213,10 +214,16 @@ def level_of(sizes: list[int]) -> Level:
     return Level(1, ends, np.arange(ends[-1] + 1), True)
 
 
-def entries_of(W: NDArray[np.float32], features: NDArray[np.int64], first: int) -> Entries:
-    """Of a parent whose first child this is: what is not 0, feature by feature. features: what the lines of W are."""
+def source_of(W: NDArray[np.float32], features: NDArray[np.int64], window: int) -> Source:
+    """Of a parent: what is not 0, feature by feature, in windows. features: what the lines of W are."""
     at, children = np.nonzero(W)
-    return Entries(features[at].astype(np.int32), children.astype(np.int64) + first, W[at, children])
+    arrays = features[at].astype(np.int32), children.astype(np.int32), W[at, children]
+
+    def windows() -> Iterator[Weights]:
+        for begin in range(0, len(at), window):
+            yield Weights(*(array[begin : begin + window] for array in arrays))
+
+    return Source(len(at), windows)
 
 
 @st.composite
@@ -247,8 +254,9 @@ def test_records_have_the_rounded_weights(
     unit, mine = Unit(0, 1, first, len(of_parents)), of_parents[first:]
     low, W = int(level.ptr[first]), np.concatenate(mine, axis=1)
     bias = rng.normal(size=W.shape[1]).astype(np.float32)
-    entries = [entries_of(some, features, level.ptr[c]) for c, some in enumerate(mine, first)]
-    made = write_unit(unit.path(model), unit, level, d, bias, iter(entries))
+    window, most = data.draw(st.sampled_from([5, 1000])), data.draw(st.sampled_from([1, 50, 10**6]))
+    sources = [source_of(some, features, window) for some in mine]
+    made = write_unit(unit.path(model), unit, level, d, bias, sources, most)
     panels = read_unit(model, unit, level, d)
 
     whole, scale = twin.rounded(W)
@@ -285,8 +293,8 @@ def unit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Unit, Level]:
     """A unit of three parents, in five panels."""
     model, level = tmp_path_factory.mktemp("unit"), level_of([20, 300, 300])
     unit, rng = Unit(0, 1, 0, 3), np.random.default_rng(0)
-    parts = [entries_of(sp_weights(rng, 30, m), np.arange(30), level.ptr[c]) for c, m in enumerate((20, 300, 300))]
-    write_unit(unit.path(model), unit, level, 30, np.zeros(620, np.float32), iter(parts))
+    parts = [source_of(sp_weights(rng, 30, m), np.arange(30), 100) for m in (20, 300, 300)]
+    write_unit(unit.path(model), unit, level, 30, np.zeros(620, np.float32), parts, 1000)
     return model, unit, level
 
 

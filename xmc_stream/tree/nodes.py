@@ -5,7 +5,7 @@ Which parents are a unit is a matter of the tree alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,25 +14,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import StoreError
+from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.runtime.plan import fitting_ranges
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store
 from xmc_stream.store.model import CHUNK_BYTES
 from xmc_stream.tree.kernels.records import (
+    MOST,
     PANEL,
     REST_BITS,
     Panels,
+    Weights,
     are_records,
     hash_bits,
-    pack_panel,
-    scales_of,
+    pack_slice,
+    survey,
+    take_slice,
 )
 from xmc_stream.tree.structure import Level
 
 GUIDE = -1  # in the place of a tree's number
-WEIGHT_BYTES = 72  # of a weight of a parent whose weights are put into records
+WEIGHT_BYTES = 48  # of a weight that is put into a record
+FEATURE_BYTES = 5  # of a feature meanwhile
+LEAST_WEIGHTS = 1 << 16  # that are put into records at a time, at least
+_SLICE_BITS = 16  # of hashes: which slice of them comes first
 CHILDREN = 1 << 13  # of a unit, about
 _ARRAYS = {
     "bits": np.uint8, "offsets": np.uint32, "starts": np.int64, "records": np.uint8, "bias": np.float32,
@@ -78,44 +84,34 @@ def units_of(tree: int, level: Level) -> list[Unit]:
 
 
 @dataclass(frozen=True)
-class Entries:
-    """Weights of the children of a parent: features, numbers of the children, values; those of a feature ascending."""
+class Source:
+    """The weights of the children of a parent: how many, and windows of them, each time that they are asked for.
 
-    features: NDArray[np.int32]
-    children: NDArray[np.int64]
-    values: NDArray[np.float32]
+    Children are counted from the first of the parent; those of a feature come ascending.
+    """
+
+    n: int
+    windows: Callable[[], Iterator[Weights]]
 
 
 def write_unit(
-    path: Path, unit: Unit, level: Level, n_features: int, bias: NDArray[np.float32], of_parents: Iterator[Entries]
-) -> dict[str, int]:
-    """Write a unit. bias: of its children; of_parents: the weights of each parent in turn. Returns weights and bytes."""
-    word, (panels, children) = hash_bits(n_features), unit.panels(level)
-    base, nnz, n_bytes = children[0], 0, 0
-    scale, bits, starts = (
-        np.empty(len(bias), np.float32),
-        np.empty(len(children) - 1, np.uint8),
-        np.zeros(len(children), np.int64),
-    )
+    path: Path, unit: Unit, level: Level, n_features: int, bias: NDArray[np.float32], parents: Iterable[Source], most: int
+) -> dict[str, int]:  # fmt: skip
+    """Write a unit, `most` weights at a time, or those of one feature. bias: of its children. Returns weights and bytes."""
+    panels, children = unit.panels(level)
+    bits, starts = np.empty(len(children) - 1, np.uint8), np.zeros(len(children), np.int64)
+    scale, n_bytes, nnz = np.zeros(len(bias), np.float32), 0, 0
     with new_store(path, {}) as group:
         writers = {name: ArrayWriter(group, name, kind, CHUNK_BYTES) for name, kind in _ARRAYS.items()}
-        for parent, entries in enumerate(of_parents):
+        packer = _Packer(hash_bits(n_features), np.zeros(n_features, np.bool_), most, writers)
+        for parent, source in enumerate(parents):
+            base = children[panels[parent]]
             for panel in range(panels[parent], panels[parent + 1]):
                 low, high = children[panel : panel + 2]
-                mine = (
-                    slice(None)
-                    if panels[parent + 1] - panels[parent] == 1
-                    else (entries.children >= low) & (entries.children < high)
-                )
-                of_panel = scale[low - base : high - base]
-                features, numbers, values = entries.features[mine], entries.children[mine] - low, entries.values[mine]
-                scales_of(numbers, values, of_panel)
-                n = len(features)
-                offsets = np.zeros(2 * n + 3 + (1 << max(word - REST_BITS, 0)), np.uint32)
-                records = np.empty(5 * n, np.uint8)
-                bits[panel], size, kept = pack_panel(word, features, numbers, values, of_panel, offsets, records)
-                writers["offsets"].append(offsets[: (1 << int(bits[panel])) + 1])
-                writers["records"].append(records[:size])
+                of_panel = scale[low - children[0] : high - children[0]]
+                bits[panel], size, kept = packer.write(source, int(low - base), int(high - base), of_panel)
+                if size >= 1 << 32:
+                    raise InputError(f"the weights of {high - low} nodes take {size:,} bytes: raise prune")
                 starts[panel + 1], nnz, n_bytes = starts[panel] + size, nnz + kept, n_bytes + size
         small: dict[str, NDArray[Any]] = {"bits": bits, "starts": starts, "bias": bias, "scale": scale}
         for name, values in small.items():
@@ -124,6 +120,43 @@ def write_unit(
             writer.close()
     n_places = int(((1 << bits.astype(np.int64)) + 1).sum())
     return {"nnz": nnz, "bytes": n_bytes + 4 * n_places + 8 * len(bias) + 40 * len(children)}
+
+
+@dataclass(frozen=True)
+class _Packer:
+    """Puts the weights of panels into records. seen: whether a feature has any, all False in between."""
+
+    word: int
+    seen: NDArray[np.bool_]
+    most: int
+    writers: dict[str, ArrayWriter]
+
+    def write(self, source: Source, low: int, high: int, scale: NDArray[np.float32]) -> tuple[int, int, int]:
+        """Children [low, high) of a parent, slice by slice of the hashes.
+
+        Sets their scales, which are 0. Returns log2 of the buckets, bytes of records, and the weights that are not 0.
+        """
+        word, size, nnz, n_features = self.word, 0, 0, 0
+        shift = word - min(word, _SLICE_BITS) if source.n > self.most else word
+        counts = np.zeros(1 << (word - shift), np.int64)
+        for some in source.windows():
+            n_features += survey(low, high, word, shift, some, scale, self.seen, counts)
+        scale[:] = np.where(scale > 0, scale / np.float32(MOST), np.float32(1))
+        bits = min(max((n_features - 1).bit_length() - 1, word - REST_BITS, 0), word)  # two features a bucket, about
+        offsets = np.zeros((1 << bits) + 1, np.uint32)
+        for first, last in fitting_ranges(counts, self.most):
+            n = int(counts[first:last].sum())
+            slice_, filled = Weights(np.empty(n, np.int32), np.empty(n, np.uint8), np.empty(n, np.float32)), 0
+            for some in source.windows():
+                filled = take_slice(
+                    low, high, word, first << shift, last << shift, some, filled, slice_, self.seen
+                )  # fmt: skip
+            records = np.empty(5 * n, np.uint8)
+            n_bytes, kept = pack_slice(word, bits, slice_, scale, size, offsets, records)
+            self.writers["records"].append(records[:n_bytes])
+            size, nnz = size + n_bytes, nnz + kept
+        self.writers["offsets"].append(np.maximum.accumulate(offsets, out=offsets))
+        return bits, size, nnz
 
 
 def read_unit(model: Path, unit: Unit, level: Level, n_features: int) -> Panels:

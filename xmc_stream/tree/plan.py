@@ -14,9 +14,9 @@ from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, fitting_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES, row_ranges
 from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, WINDOW
-from xmc_stream.tree.nodes import Unit
+from xmc_stream.tree.nodes import FEATURE_BYTES, LEAST_WEIGHTS, WEIGHT_BYTES, Unit
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.solve import ENTRY_BYTES, parent_needs, strip_bits
+from xmc_stream.tree.solve import ENTRY_BYTES, READ_WEIGHTS, parent_needs, strip_bits
 from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
 from xmc_stream.tree.structure import Level, depths_of
 
@@ -32,8 +32,8 @@ _FIXED = 8 * MIB
 class TreePlan:
     """labels: of a job of vectors; depth: from which on nodes are split by jobs of their own; held: labels whose vectors fit.
 
-    entries: of X, that a job of solving may hold; groups: of LANES children of the root, of a job; cache_bytes: of weights in
-    memory while rows go down.
+    entries: of X, that a job of solving may hold; groups: of LANES children of the root, of a job; weights: that are put into
+    records at a time; cache_bytes: of weights in memory while rows go down.
     """
 
     labels: int
@@ -41,6 +41,7 @@ class TreePlan:
     held: int
     entries: int
     groups: int
+    weights: int
     cache_bytes: int
     block_bytes: int
 
@@ -89,6 +90,10 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> dict[s
             **parent_needs(t, largest, int(1.5 * largest * row_entries), d),
             "labels": structure, "windows": t * 2 * _FIXED,
         },
+        "writing nodes": {
+            "records": t * LEAST_WEIGHTS * WEIGHT_BYTES, "windows": t * 2 * READ_WEIGHTS * 12,
+            "features": t * FEATURE_BYTES * d, "labels": structure,
+        },
     }  # fmt: skip
 
 
@@ -126,4 +131,7 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> TreePlan
     groups = max(
         1, min(_ROOT_WORK // max(X.nnz, 1), 1 + spare // plan.threads // one, -(-(p.root // LANES) // at_once), 8)
     )
-    return TreePlan(labels, depth, room, entries, groups, plan.threads * _FIXED + max(0, weights), plan.row_block_bytes)
+    packed = (plan.budget - sum(needs["writing nodes"].values())) // plan.threads // WEIGHT_BYTES
+    packed = LEAST_WEIGHTS + min(packed, 1 << 24)
+    cache = plan.threads * _FIXED + max(0, weights)
+    return TreePlan(labels, depth, room, entries, groups, packed, cache, plan.row_block_bytes)

@@ -25,7 +25,7 @@ from xmc_stream.tree.choice import MOST_ROWS, ChoiceJob, DecisionJob, Pick, clim
 from xmc_stream.tree.clustering import SplitJob, StructureJob, Vectors, VectorsJob
 from xmc_stream.tree.guide import CLUSTERINGS, DEPTH, FIRST_CLUSTERING, N_GROUPS, GroupsJob, groups_path
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
-from xmc_stream.tree.nodes import GUIDE, WEIGHT_BYTES, Unit, UnitTiles, structure_path, units_of
+from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, structure_path, units_of
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.plan import cut_parents, depths, plan_tree, rows_of_parents
 from xmc_stream.tree.scoring import score_of
@@ -151,18 +151,12 @@ class TreeRun(TrainingRun):
     def _guide(self, progress: _Progress) -> Steps:
         """Solve and write the groups of the guide; returns the receipt of the unit."""
         jobs = self._root_jobs(GUIDE, N_GROUPS)
-        solved = yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
-        self._refuse_large(solved)
-        job = UnitJob(self._of, GUIDE_UNIT, tuple(job.out for job in jobs))
+        yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
+        job = UnitJob(self._of, GUIDE_UNIT, tuple(job.out for job in jobs), self._sizes.weights)
         (receipt,) = yield Phase(
             "guide written", [job], "writing groups of labels", progress.span(0.0, 0.0), twice=True
         )
         return receipt
-
-    def _refuse_large(self, solved: list[Receipt]) -> None:
-        """Raise MemoryLimitError where the weights of a root's children cannot be put together."""
-        needs = {"weights of the children of the root": WEIGHT_BYTES * sum(receipt["nnz"] for receipt in solved)}
-        self.plan.refuse_unless(needs, "the label tree: writing nodes")
 
     def _level(
         self, tree: int, structure: Structure, level: Level, before: tuple[str, ...], progress: _Progress
@@ -185,14 +179,12 @@ class TreeRun(TrainingRun):
         jobs = [job for of_unit in parts for job in of_unit]
         what = "labels" if level.last else "nodes"
         number = progress.done + 1
-        solved = yield Phase(
+        yield Phase(
             "solve", jobs, f"solving {level.n_children:,} {what}{self._tree(tree)}", progress.span(0.0, 0.7), unit="level",
             number=number, gathers=level.number > 0, twice=True,
         )  # fmt: skip
-        if level.number == 0:
-            self._refuse_large(solved)
         writes = [
-            UnitJob(self._of, unit, tuple(job.out for job in of_unit))
+            UnitJob(self._of, unit, tuple(job.out for job in of_unit), self._sizes.weights)
             for unit, of_unit in zip(units, parts, strict=True)
         ]
         words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"

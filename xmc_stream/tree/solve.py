@@ -30,7 +30,7 @@ from xmc_stream.linear.kernels.rows import localise, row_squares
 from xmc_stream.methods.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MemoryPlan, fitting_ranges
-from xmc_stream.store.chunks import ChunkedArray, open_array
+from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import PackedArrayWriter, PackWriter, new_pack
 from xmc_stream.store.matrix import SparseMatrix
@@ -38,8 +38,9 @@ from xmc_stream.system.stop import stop_if_unwanted
 from xmc_stream.tree.beams import Others
 from xmc_stream.tree.guide import LEVEL, read_groups
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
+from xmc_stream.tree.kernels.records import Weights
 from xmc_stream.tree.kernels.solve import mark_rows, solve_lanes, take_entries
-from xmc_stream.tree.nodes import GUIDE, Entries, Unit, write_unit
+from xmc_stream.tree.nodes import GUIDE, Source, Unit, write_unit
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.structure import Level, Structure
@@ -50,6 +51,7 @@ STRIP_BYTES, STRIP_BITS = 1 << 18, 9  # of a strip of rows that streams by, on a
 LANE_BYTES = 4 * LANES  # of alpha, or v
 ROW_BYTES = LANE_BYTES + 80  # of a row in a problem, beside its entries
 ENTRY_BYTES = 8 + 8 + 8  # of an entry of X as it is gathered, checked, and with local features
+READ_WEIGHTS = 1 << 18  # weights that are read at a time, to be put into records
 FEATURE_BYTES = LANE_BYTES + 9 * LANES + 8  # of a feature in a problem: v, and weights as they are taken
 
 
@@ -403,11 +405,15 @@ class _Strips:
 
 @dataclass(frozen=True)
 class UnitJob:
-    """Write a unit of the model. parts: what was left by the jobs that solved its parents, in order."""
+    """Write a unit of the model. parts: what was left by the jobs that solved its parents, in order.
+
+    most: weights that are put into records at a time.
+    """
 
     of: Shared
     unit: Unit
     parts: tuple[str, ...]
+    most: int
 
     @property
     def key(self) -> str:
@@ -420,30 +426,38 @@ class UnitJob:
         level = LEVEL
         if unit != GUIDE_UNIT:
             level = self.of.structure(unit.tree, dataset.n_labels).levels[unit.level]
-        arrays = [{name: open_array(Path(part) / name) for name in ("counts", "features", "children", "values", "bias")}
-                  for part in self.parts]  # fmt: skip
-        bias = np.concatenate([of["bias"].read(0, of["bias"].size) for of in arrays])
-        parents = self._parents(arrays) if unit.level else iter([self._root(arrays)])
-        made = write_unit(
-            unit.path(self.of.model), unit, level, dataset.n_features, bias, _counted(parents, level, unit)
-        )
+        parts = [_Part(part) for part in self.parts]
+        bias = np.concatenate([part.bias for part in parts])
+        parents = (source for part in parts for source in part.parents()) if unit.level else [_root(parts)]
+        made = write_unit(unit.path(self.of.model), unit, level, dataset.n_features, bias, parents, self.most)
         return {**made, "name": unit.name}
 
-    def _parents(self, arrays: list[dict[str, ChunkedArray]]) -> Iterator[Entries]:
-        for of in arrays:
-            counts = of["counts"].read(0, of["counts"].size)
-            ends = np.concatenate([[0], np.cumsum(counts)])
-            for low, high in itertools.pairwise(ends.tolist()):
-                yield Entries(*(of[name].read(low, high) for name in ("features", "children", "values")))
 
-    def _root(self, arrays: list[dict[str, ChunkedArray]]) -> Entries:
-        return Entries(*(
-            np.concatenate([of[name].read(0, of[name].size) for of in arrays]) for name in ("features", "children", "values")
-        ))  # fmt: skip
+class _Part:
+    """What a job left that solved some parents, see `Solution`."""
+
+    def __init__(self, path: str) -> None:
+        self._arrays = [open_array(Path(path) / name) for name in ("features", "children", "values")]
+        counts, bias = (open_array(Path(path) / name) for name in ("counts", "bias"))
+        self._ends = np.concatenate([[0], np.cumsum(counts.read(0, counts.size))]).tolist()
+        self.bias = bias.read(0, bias.size)
+
+    @property
+    def n(self) -> int:
+        """Weights."""
+        return int(self._ends[-1])
+
+    def parents(self) -> Iterator[Source]:
+        """In order."""
+        for low, high in itertools.pairwise(self._ends):
+            yield Source(high - low, partial(self.windows, low, high))
+
+    def windows(self, low: int, high: int) -> Iterator[Weights]:
+        """Weights [low, high)."""
+        for begin in range(low, high, READ_WEIGHTS):
+            yield Weights(*(array.read(begin, min(begin + READ_WEIGHTS, high)) for array in self._arrays))
 
 
-def _counted(parents: Iterator[Entries], level: Level, unit: Unit) -> Iterator[Entries]:
-    """Children as numbers of the level, where they were counted from the first of their parent."""
-    for number, entries in enumerate(parents):
-        first = int(level.ptr[unit.first + number])
-        yield Entries(entries.features, entries.children.astype(np.int64) + first, entries.values)
+def _root(parts: Sequence[_Part]) -> Source:
+    """All parts have children of the one parent."""
+    return Source(sum(part.n for part in parts), lambda: (some for part in parts for some in part.windows(0, part.n)))

@@ -9,7 +9,7 @@ weights of all children in turn, and FULL in the place of their number. A weight
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,14 @@ class Panels(NamedTuple):
     scale: NDArray[np.float32]
 
 
+class Weights(NamedTuple):
+    """Weights of children of a parent: features, numbers of the children, values (n,)."""
+
+    features: NDArray[np.int32]
+    children: NDArray[Any]
+    values: NDArray[np.float32]
+
+
 def hash_bits(n_features: int) -> int:
     """Bits of a hash of so many features."""
     return max(1, (n_features - 1).bit_length())
@@ -60,77 +68,85 @@ def hash_of(feature: int, word: int) -> int:
 
 
 @kernel
-def scales_of(children: NDArray[np.int64], weights: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
-    """scale[k] = the largest |weight| of child k over MOST; 1 where it has none."""
-    scale[:] = np.float32(0.0)
-    for p in range(len(weights)):
-        scale[children[p]] = max(scale[children[p]], abs(weights[p]))
-    for k in range(len(scale)):
-        scale[k] = scale[k] / np.float32(MOST) if scale[k] > np.float32(0.0) else np.float32(1.0)
+def survey(
+    low: int, high: int, word: int, shift: int, some: Weights, largest: NDArray[np.float32], seen: NDArray[np.bool_],
+    counts: NDArray[np.int64],
+) -> int:  # fmt: skip
+    """Look at weights of children [low, high) of a parent, in a first reading; returns how many features were not seen before.
 
-
-@kernel
-def bucket_bits(n_features: int, word: int) -> int:
-    """log2 of the buckets of a panel with so many features: two a bucket, about, and no more of the hash than fits."""
-    bits = 0
-    while (2 << bits) < n_features:
-        bits += 1
-    return int(min(max(bits, word - REST_BITS), word))
-
-
-@kernel
-def pack_panel(
-    word: int, features: NDArray[np.int32], children: NDArray[np.int64], weights: NDArray[np.float32],
-    scale: NDArray[np.float32], offsets: NDArray[np.uint32], records: NDArray[np.uint8],
-) -> tuple[int, int, int]:  # fmt: skip
-    """Put the weights of a panel into records; returns log2 of the buckets, bytes, and the weights that are not 0.
-
-    children: numbers in the panel, of each feature ascending; scale: by child. offsets, records: with room enough, which is
-    2 n + 2 + 2^(word - REST_BITS), and 5 n bytes for n weights. A weight that rounds to 0 is left out.
+    largest[k - low] = the largest |weight| of child k so far; seen[j]: feature j has one; counts: of weights, by hash >> shift.
     """
-    n, n_children = len(features), len(scale)
+    n_features = 0
+    for p in range(len(some.values)):
+        k = some.children[p] - low
+        if 0 <= k < high - low:
+            j = some.features[p]
+            largest[k] = max(largest[k], abs(some.values[p]))
+            n_features += int(not seen[j])
+            seen[j] = True
+            counts[hash_of(int(j), word) >> shift] += 1
+    return n_features
+
+
+@kernel
+def take_slice(
+    low: int, high: int, word: int, begin: int, end: int, some: Weights, filled: int, slice_: Weights, seen: NDArray[np.bool_]
+) -> int:  # fmt: skip
+    """Copy weights of children [low, high) of a parent whose hash is in [begin, end); returns how many there are so far.
+
+    Their features are not seen any more.
+    """
+    for p in range(len(some.values)):
+        j, k = some.features[p], some.children[p] - low
+        if 0 <= k < high - low and begin <= hash_of(int(j), word) < end:
+            slice_.features[filled], slice_.children[filled], slice_.values[filled] = j, k, some.values[p]
+            seen[j] = False
+            filled += 1
+    return filled
+
+
+@kernel
+def pack_slice(
+    word: int, bits: int, some: Weights, scale: NDArray[np.float32], at: int, offsets: NDArray[np.uint32],
+    records: NDArray[np.uint8],
+) -> tuple[int, int]:  # fmt: skip
+    """Put the weights of a slice of a panel's hashes into records; returns bytes, and the weights that are not 0.
+
+    children: numbers in the panel, of each feature ascending; scale: by child. at: bytes of the slices before. records: 5 n
+    bytes. offsets[b + 1] = where the records of bucket b end, of buckets that have some. A weight that rounds to 0 is left out.
+    """
+    children, n, n_children = some.children, len(some.values), len(scale)
     hashes, order, whole = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n_children, np.int64)
     for p in range(n):
-        hashes[p] = hash_of(int(features[p]), word)
+        hashes[p] = hash_of(int(some.features[p]), word)
     order_of(hashes.copy(), word, order)
-    n_features = 0
-    for q in range(n):
-        n_features += int(q == 0 or hashes[order[q]] != hashes[order[q - 1]])
-    bits = bucket_bits(n_features, word)
-    shift = word - bits
-    at, bucket, kept, q = 0, 0, 0, 0
-    offsets[0] = 0
+    shift, size, kept, q = word - bits, 0, 0, 0
     while q < n:
         h, count, first = hashes[order[q]], 0, q
         while q < n and hashes[order[q]] == h:
             p = order[q]
-            value = np.int64(np.rint(weights[p] / scale[children[p]]))
+            value = np.int64(np.rint(some.values[p] / scale[children[p]]))
             whole[children[p]] = value
             count += int(value != 0)
             q += 1
         if count:
-            while bucket < h >> shift:
-                bucket += 1
-                offsets[bucket] = at
             rest = h & ((1 << shift) - 1)
             full = n_children >= LEAST_FULL and 2 * count >= n_children
-            records[at], records[at + 1], records[at + 2] = rest & 255, rest >> 8, FULL if full else count - 1
-            at += 3
+            records[size], records[size + 1], records[size + 2] = rest & 255, rest >> 8, FULL if full else count - 1
+            size += 3
             for child in range(n_children if full else 0):
-                records[at] = np.uint8(whole[child] & 255)
-                at += 1
+                records[size] = np.uint8(whole[child] & 255)
+                size += 1
             for t in range(first, q if not full else first):
-                child = children[order[t]]
-                if whole[child]:
-                    records[at], records[at + 1] = child, np.uint8(whole[child] & 255)
-                    at += 2
+                k = children[order[t]]
+                if whole[k]:
+                    records[size], records[size + 1] = k, np.uint8(whole[k] & 255)
+                    size += 2
             kept += count
+            offsets[(h >> shift) + 1] = at + size
         for t in range(first, q):
             whole[children[order[t]]] = 0
-    while bucket < 1 << bits:
-        bucket += 1
-        offsets[bucket] = at
-    return bits, at, kept
+    return size, kept
 
 
 @kernel
