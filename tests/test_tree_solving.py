@@ -31,8 +31,9 @@ from xmc_stream.methods.weights import Given
 from xmc_stream.tree import choice, solve
 from xmc_stream.tree.beams import BeamJob
 from xmc_stream.tree.choice import ChoiceJob, average_precision, climbed, picks_of
+from xmc_stream.tree.kernels.solve import measure_rows, measure_weights
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.solve import Problem, RootJob, SolveJob, parents_of
+from xmc_stream.tree.solve import Problem, RootJob, SolveJob, parents_of, relative_gaps
 
 # uncompiled, numpy says so when a key wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")
@@ -66,6 +67,31 @@ def settled(
     v = np.vstack([lanes.v.reshape(D, LANES), lanes.v0]).astype(np.float64)
     v[:-1] = dcd.soft(v[:-1], np.float64(p.lam))
     return done, lanes.alpha.reshape(N, LANES).T[: Y.shape[1]].astype(np.float64), v.T[: Y.shape[1]]
+
+
+@pytest.mark.parametrize("epochs", [1, 5])
+@pytest.mark.parametrize(("lam", "weighted"), [(0.0, False), (0.3, True)])
+def test_gaps_are_those_of_the_problem(epochs: int, lam: float, weighted: bool) -> None:
+    X, Y = random_rows(np.random.default_rng(0), N, D), some_labels(LANES - 2)
+    p = TreeParameters(C=2.0, lam=lam, positive_weight=1.5, epochs=epochs)
+    times = np.tile([1.0, 0.5, 0.0, 2.0], N // 4) if weighted else ONCE.rows
+    block, squares, lanes = CSR.of(sparse(X)), np.empty(N), new_lanes(N, D)
+    row_squares(block.indptr, block.values, 1.0, squares)
+    labels, rows = np.nonzero(Y.T)
+    y = Labels(np.searchsorted(labels, np.arange(Y.shape[1] + 1)).astype(np.int64), rows.astype(np.int64))
+    penalty, steps, figures = Problem.of(p, 0, True).penalty, Steps(7, 0, epochs, p.tol, 0.0), np.zeros((LANES, 2))
+    used = begin_lanes(0, y, ONCE.classes, penalty, lanes)
+    settle_lanes(block, squares, times, steps, penalty, used, Rest(p.tol, 2), lanes)
+    measure_rows(block, squares, times, penalty, lanes, figures)
+    measure_weights(lam, lanes, figures)
+    gaps = relative_gaps(used, figures)
+    assert len(gaps) == LANES - 2
+    for c, gap in enumerate(gaps):
+        of = problem_of(p, X, Y[:, c])
+        of = replace(of, times=times) if weighted else of
+        alpha = lanes.alpha.reshape(N, LANES)[:, c].astype(np.float64)
+        assert gap == pytest.approx(dcd.gap(of, alpha) / dcd.primal(of, dcd.weights(of, alpha)), rel=1e-3)
+        assert gap > 1e-4
 
 
 def problem_of(p: TreeParameters, X: NDArray[np.float64], y: NDArray[np.bool_]) -> dcd.Problem:
@@ -231,6 +257,9 @@ def test_children_are_at_the_optimum_of_their_problems(exact: tuple[Trained, Any
                 np.testing.assert_allclose(found, best, atol=WITHIN)
                 compared += 1
     assert compared >= [4, 8, 38][number] * run.p.n_trees
+    gaps = run.result["gaps"]
+    assert {"level 1", "level 2", "labels"} <= set(gaps)
+    assert all(mean <= worst < 1e-3 for what, (mean, worst) in gaps.items() if what != "groups")
 
 
 @needs_compiler

@@ -88,7 +88,7 @@ class TreeMethod(Method):
     parameters = TreeParameters
     runs = TreeRun
     kind = "tree"
-    reported = ("C", "C_tried")
+    reported = ("C", "C_tried", "gaps")
 
     def check(self, task: Task) -> None:
         """Weights are as many as rows and labels; no warm start."""
@@ -128,5 +128,9 @@ class TreeMethod(Method):
         return key_of_state(folder)
 
     def summary(self, report: Any) -> list[str]:
-        """Which C was chosen."""
-        return [f"C {report['C']:g}" + (", chosen by rows held out" if report["C_tried"] else "")]
+        """Which C was chosen, and how far from their optimum children were left."""
+        gaps = ", ".join(f"{what} {mean:.2%}" for what, (mean, _) in report.get("gaps", {}).items())
+        return [
+            f"C {report['C']:g}" + (", chosen by rows held out" if report["C_tried"] else ""),
+            *([f"mean duality gaps of a sample: {gaps} of the objective"] if gaps else []),
+        ]

@@ -65,6 +65,7 @@ class TreeRun(TrainingRun):
         self._of = Shared.of(self.dataset, self.work, parameters, self.seed, self.given)
         self._tried: dict[str, float] = {}
         self._decided: dict[str, Any] = {}
+        self._gaps: dict[str, list[float]] = {}
         self._sizes = plan_tree(self.plan, self.dataset, self.parameters)
         self._score = score_of(self.dataset, self.parameters.guide)
         self._depths = tuple(depths(self.parameters, self.dataset.n_labels))
@@ -103,8 +104,9 @@ class TreeRun(TrainingRun):
                 progress.done += 1
         return {
             "nnz": nnz, "objective": None, "duality_gap": None, "trees": p.n_trees, "tiles": tiles, "levels": levels,
-            "tree_score": self._score, "beam": p.beam, "C": self._of.parameters.C, "C_tried": self._tried, **implied,
-            **self._decided,
+            "tree_score": self._score, "beam": p.beam, "C": self._of.parameters.C, "C_tried": self._tried,
+            "gaps": {name: [round(f(of), 6) for f in (np.mean, np.max)] for name, of in self._gaps.items() if of},
+            **implied, **self._decided,
         }  # fmt: skip
 
     def _state(self, kind: str, name: str) -> str:
@@ -151,12 +153,17 @@ class TreeRun(TrainingRun):
     def _guide(self, progress: _Progress) -> Steps:
         """Solve and write the groups of the guide; returns the receipt of the unit."""
         jobs = self._root_jobs(GUIDE, N_GROUPS)
-        yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
+        solved = yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
+        self._note_gaps("groups", solved)
         job = UnitJob(self._of, GUIDE_UNIT, tuple(job.out for job in jobs), self._sizes.weights)
         (receipt,) = yield Phase(
             "guide written", [job], "writing groups of labels", progress.span(0.0, 0.0), twice=True
         )
         return receipt
+
+    def _note_gaps(self, what: str, solved: list[Receipt]) -> None:
+        """Keep the relative duality gaps of some of the children that were solved."""
+        self._gaps.setdefault(what, []).extend(gap for receipt in solved for gap in receipt["gaps"] or ())
 
     def _level(
         self, tree: int, structure: Structure, level: Level, before: tuple[str, ...], progress: _Progress
@@ -179,10 +186,11 @@ class TreeRun(TrainingRun):
         jobs = [job for of_unit in parts for job in of_unit]
         what = "labels" if level.last else "nodes"
         number = progress.done + 1
-        yield Phase(
+        solved = yield Phase(
             "solve", jobs, f"solving {level.n_children:,} {what}{self._tree(tree)}", progress.span(0.0, 0.7), unit="level",
             number=number, gathers=level.number > 0, twice=True,
         )  # fmt: skip
+        self._note_gaps("labels" if level.last else f"level {level.number + 1}", solved)
         writes = [
             UnitJob(self._of, unit, tuple(job.out for job in of_unit), self._sizes.weights)
             for unit, of_unit in zip(units, parts, strict=True)

@@ -39,7 +39,7 @@ from xmc_stream.tree.beams import Others
 from xmc_stream.tree.guide import LEVEL, read_groups
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
 from xmc_stream.tree.kernels.records import Weights
-from xmc_stream.tree.kernels.solve import mark_rows, solve_lanes, take_entries
+from xmc_stream.tree.kernels.solve import mark_rows, measure_rows, measure_weights, solve_lanes, take_entries
 from xmc_stream.tree.nodes import GUIDE, Source, Unit, write_unit
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.shared import Shared
@@ -48,6 +48,7 @@ from xmc_stream.tree.structure import Level, Structure
 _GUIDE_C, GUIDE_EPOCHS = 1.0, 4
 QUIET = 2  # visits that do not move a row before it sleeps
 STRIP_BYTES, STRIP_BITS = 1 << 18, 9  # of a strip of rows that streams by, on average; log2 of its rows, at most
+_BLOCK_BYTES = 1 << 20  # of rows that stream by once
 LANE_BYTES = 4 * LANES  # of alpha, or v
 ROW_BYTES = LANE_BYTES + 80  # of a row in a problem, beside its entries
 ENTRY_BYTES = 8 + 8 + 8  # of an entry of X as it is gathered, checked, and with local features
@@ -196,7 +197,7 @@ class SolveJob:
             solver.solution.close()
         n_rows = sum(len(parent.rows) for parent in parents)
         return {"nnz": solver.solution.nnz, "rows": n_rows, "bytes_read": X.bytes_read + Y.bytes_read,
-                "passes": n_rows / max(dataset.n_samples, 1)}  # fmt: skip
+                "passes": n_rows / max(dataset.n_samples, 1), "gaps": solver.gaps}  # fmt: skip
 
 
 def parents_of(
@@ -229,8 +230,13 @@ class Parent(NamedTuple):
     y: Labels
 
 
+def relative_gaps(used: int, figures: NDArray[np.float64]) -> list[float]:
+    """Of lanes that have rows, from `measure_rows` and `measure_weights`."""
+    return [float(figures[lane, 1] / figures[lane, 0]) for lane in range(LANES) if (used >> lane) & 1]
+
+
 class _Solver:
-    """Solves the children of one parent after another."""
+    """Solves the children of one parent after another. gaps: relative duality gaps of the first LANES of them."""
 
     def __init__(
         self, n_features: int, parents: list[Parent], sizes: list[int], problem: Problem, pack: PackWriter
@@ -241,6 +247,7 @@ class _Solver:
         self._local_of, self._features = np.full(n_features, -1, np.int32), np.empty(n_features + 1, np.int32)
         self._x = CSR(np.empty(n + 1, np.int64), np.empty(nnz, np.int32), np.empty(nnz, np.float32))
         self._squares, self._alpha, self._sign = np.empty(n), np.zeros(n), np.zeros(n, np.int8)
+        self.gaps: list[float] | None = None
 
     def solve(self, x: CSR, at: NDArray[np.int64], weights: Times, y: Labels, steps: Callable[[int], Steps]) -> None:
         """at: the parent's rows in x; weights: of the children, and of these rows; steps: of children from one on."""
@@ -254,6 +261,11 @@ class _Solver:
         for first in range(0, len(y.indptr) - 1, LANES):
             how = weights.classes, self._problem.penalty, steps(first), self._problem.rule, lanes
             used = solve_lanes(first, local, self._squares[:n], weights.rows, y, *how)
+            if self.gaps is None:
+                figures = np.zeros((LANES, 2))
+                measure_rows(local, self._squares[:n], weights.rows, self._problem.penalty, lanes, figures)
+                measure_weights(self._problem.penalty.lam, lanes, figures)
+                self.gaps = relative_gaps(used, figures)
             mine = min(LANES, len(y.indptr) - 1 - first)
             self.solution.take(used, mine, first, self._features, self._problem, lanes)
         self.solution.end_parent()
@@ -305,13 +317,19 @@ class RootJob:
             together.append(_Group(first, min(LANES, self.last - first), lanes, used, steps))
         strips = _Strips(dataset.X_rows(), self.of.row_weights(), together)
         passes = strips.settle(problem, lambda epoch: problem.strips_key(self.of.seed, self.tree, epoch))
+        gaps = [] if self.first else strips.gaps(problem, together[0])  # the same whatever else this job has
         with new_pack(Path(self.out)) as pack:
             solution = Solution(pack, dataset.n_features)
             for group in together:
                 solution.take(group.used, group.n, group.first, None, problem, group.lanes)
             solution.end_parent()
             solution.close()
-        return {"nnz": solution.nnz, "bytes_read": strips.bytes_read, "passes": passes}
+        return {
+            "nnz": solution.nnz,
+            "bytes_read": strips.bytes_read,
+            "passes": passes + 1.0 * (not self.first),
+            "gaps": gaps,
+        }
 
     def _mark(
         self, dataset: Dataset, nodes: NDArray[np.int32], first: int, penalty: Penalty, classes: NDArray[np.float64],
@@ -321,7 +339,7 @@ class RootJob:
         no_rows = np.zeros(len(classes) + 1, np.int64) if len(classes) else np.zeros(1, np.int64)
         begin_lanes(0, Labels(no_rows, np.empty(0, np.int32)), classes, penalty, lanes)
         used = 0
-        for y in dataset.Y_rows().blocks(1 << 20):
+        for y in dataset.Y_rows().blocks(_BLOCK_BYTES):
             some = lanes.positive[y.start : y.start + y.n]
             mark_rows(Labels.of(y), nodes, first, some)
             used |= int(np.bitwise_or.reduce(some, initial=0))
@@ -393,6 +411,22 @@ class _Strips:
                 x, squares, weights, rows, problem.penalty, np.uint16(group.used), n, problem.rule, mine
             )
         return len(rows)
+
+    def gaps(self, problem: Problem, group: _Group) -> list[float]:
+        """Relative duality gaps of a group's children, by one more pass."""
+        figures, lanes = np.zeros((LANES, 2)), group.lanes
+        for block in self._X.blocks(_BLOCK_BYTES):
+            stop_if_unwanted()
+            rows, mine = np.arange(block.start, block.start + block.n), slice(block.start, block.start + block.n)
+            x, squares = CSR.of(block), np.empty(block.n)
+            row_squares(x.indptr, x.values, 1.0, squares)
+            some = lanes._replace(
+                alpha=lanes.alpha[block.start * LANES : mine.stop * LANES], positive=lanes.positive[mine],
+                order=lanes.order[: block.n],
+            )  # fmt: skip
+            measure_rows(x, squares, self._of_rows.of(rows), problem.penalty, some, figures)
+        measure_weights(problem.penalty.lam, lanes, figures)
+        return relative_gaps(group.used, figures)
 
     def _end_epoch(self, group: _Group) -> None:
         if group.lanes.met[:LANES].max() <= group.steps.tol or not group.n_awake:

@@ -9,7 +9,7 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.instructions import LANES, soft_lines
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.linear.kernels.dcd import Penalty, Steps
-from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, settle_lanes
+from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, measure_lanes, settle_lanes
 
 
 @kernel
@@ -21,6 +21,38 @@ def solve_lanes(
     used = begin_lanes(first, y, classes, penalty, lanes)
     settle_lanes(x, squares, rows, steps, penalty, used, rule, lanes)
     return used
+
+
+@kernel
+def measure_rows(
+    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], penalty: Penalty, lanes: Lanes,
+    figures: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """Add to figures (LANES, 2), for each lane, what the rows add to its objective and to its duality gap."""
+    losses = np.empty(LANES)
+    measure_lanes(x, squares, rows, penalty, lanes, losses)
+    figures[:, 0] += losses
+    figures[:, 1] += losses
+    for i in range(len(lanes.positive)):
+        weight = rows[i] if len(rows) else 1.0
+        for lane in range(LANES):
+            a = np.float64(lanes.alpha[i * LANES + lane])
+            if a > 0.0:
+                h2 = np.float64(lanes.h2[((int(lanes.positive[i]) >> lane) & 1) * LANES + lane])
+                figures[lane, 1] += 0.5 * h2 / weight * a * a - a
+
+
+@kernel
+def measure_weights(lam: float, lanes: Lanes, figures: NDArray[np.float64]) -> None:
+    """As `measure_rows`, what the weights add."""
+    for p in range(len(lanes.v)):
+        w = max(abs(np.float64(lanes.v[p])) - lam, 0.0)
+        figures[p % LANES, 0] += lam * w + 0.5 * w * w
+        figures[p % LANES, 1] += lam * w + w * w
+    for lane in range(LANES):
+        bias = np.float64(lanes.v0[lane])
+        figures[lane, 0] += 0.5 * bias * bias
+        figures[lane, 1] += bias * bias
 
 
 @kernel
