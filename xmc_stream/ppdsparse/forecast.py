@@ -19,6 +19,7 @@ from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import implied_needs, implied_read
 from xmc_stream.linear.tiles import EIGHTH, TileRange, tile_width, widest
 from xmc_stream.linear.weights import LinearWeights, cut_units
+from xmc_stream.methods.start import match_bytes
 from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.groups import (
     group_needs,
@@ -45,7 +46,6 @@ from xmc_stream.ppdsparse.plan import (
 )
 from xmc_stream.ppdsparse.problem import guide_weight, implied_margin
 from xmc_stream.ppdsparse.solver import added_sizes, all_rows_bytes, row_order, start_sizes, warm_sizes
-from xmc_stream.ppdsparse.start import match_bytes
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.store.dataset import Dataset
@@ -212,7 +212,7 @@ class PPDSparseForecaster(Forecaster):
             phases["implied labels"] = implied_needs(plan, d)
             plan.refuse_unless(phases["implied labels"], "finding implied labels")
         if self.warm_start is not None:
-            phases["warm start: labels"] = {"labels of both": match_bytes(d, self.warm_start)}
+            phases["warm start: labels"] = {"labels of both": match_bytes(self.warm_start, d)}
             plan.refuse_unless(phases["warm start: labels"], "matching labels")
         return phases
 

@@ -18,6 +18,7 @@ from xmc_stream.linear.kernels.scores import in_fours
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import cut_units, finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
+from xmc_stream.methods.start import check_start
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
 from xmc_stream.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.ppdsparse.plan import longest_of, solve_plan
@@ -34,7 +35,7 @@ from xmc_stream.ppdsparse.problem import (
 from xmc_stream.ppdsparse.run import STARTED, PPDSparseRun
 from xmc_stream.ppdsparse.search import search_in_fours
 from xmc_stream.ppdsparse.solver import has_dense_rows, row_order
-from xmc_stream.ppdsparse.start import check_start, last_solve, path_of
+from xmc_stream.ppdsparse.start import last_solve, path_of
 from xmc_stream.ppdsparse.streaming import stream_a_few
 from xmc_stream.runtime.job import Job, Ledger, Notes, Receipt, run_here
 from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan

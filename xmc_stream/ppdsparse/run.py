@@ -20,6 +20,7 @@ from xmc_stream.linear.implied import IMPLIED, ImpliedJob
 from xmc_stream.linear.tiles import TileRange
 from xmc_stream.linear.weights import LinearWeights, Unit, finalise_key, starts_of, unit_of, unit_path, units_of_run
 from xmc_stream.methods.contract import WEIGHTS, WRITING
+from xmc_stream.methods.start import match_bytes
 from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.candidates import CandidateFile, Found
 from xmc_stream.ppdsparse.forecast import part_of, spans_of
@@ -46,7 +47,7 @@ from xmc_stream.ppdsparse.problem import (
 )
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.ppdsparse.solve import SolveJob
-from xmc_stream.ppdsparse.start import CarryJob, MatchJob, StartJob, match_bytes, say_matched, weights_of_terms
+from xmc_stream.ppdsparse.start import CarryJob, MatchJob, StartJob, say_matched, weights_of_terms
 from xmc_stream.ppdsparse.state import (
     OPEN,
     STATUS,
@@ -145,7 +146,7 @@ class PPDSparseRun:
 
     def _match_labels(self) -> Generator[Phase, list[Receipt], None]:
         """Which labels of a warm start's model the data have: new ones take more rounds."""
-        needs = {"labels of both": match_bytes(self.dataset, LinearWeights(self.warm_start))}
+        needs = {"labels of both": match_bytes(LinearWeights(self.warm_start), self.dataset)}
         self.plan.refuse_unless(needs, "matching labels")
         make_folder(self.state("match"))
         jobs = [MatchJob(str(self.dataset.path), self.warm_start, self._matched)]

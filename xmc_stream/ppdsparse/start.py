@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream import flags
-from xmc_stream.errors import InputError, StoreError
+from xmc_stream.errors import StoreError
 from xmc_stream.linear.weights import LinearWeights, Unit
 from xmc_stream.methods.contract import Step
+from xmc_stream.methods.start import by_name, matched_labels
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.kernels.active import start_sets
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
@@ -47,7 +47,6 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import new_pack
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import LABEL_COUNTS
-from xmc_stream.store.names import WINDOW, NamedIds, first_difference
 from xmc_stream.store.nodes import understood
 from xmc_stream.system.progress import LOG
 
@@ -62,29 +61,6 @@ def weights_of_terms(model: LinearWeights) -> dict[str, float]:
             terms["C"] = model.attributes.get("C")  # which its training chose
         terms["positive_weight"] = model.attributes.get("positive_weight", 1.0)
         return {name: float(value) for name, value in terms.items() if value is not None}
-
-
-def check_start(model: LinearWeights, dataset: Dataset) -> None:
-    """Raise InputError where the features, or the labels, of a model and of data cannot be the same ones."""
-    if model.n_features > dataset.n_features:
-        raise InputError(
-            f"{model.path} is a model of {model.n_features} features, and {dataset.path} has {dataset.n_features}: convert "
-            "the data with " + flags.LIKE + " the data of the model, so that they have the same features"
-        )
-    mine, theirs = dataset.feature_names(), model.feature_names()
-    if mine is not None and theirs is not None and (differs := first_difference(mine, theirs)) is not None:
-        raise InputError(
-            f"feature {differs} of {dataset.path} has another name than that of {model.path}: convert the data with "
-            + flags.LIKE
-            + " the data of the model, so that they have the same features"
-        )
-    named = dataset.label_names() is not None and model.label_names() is not None
-    if model.n_labels > dataset.n_labels and not named:
-        raise InputError(
-            f"{model.path} is a model of {model.n_labels} labels, and {dataset.path} has {dataset.n_labels}: which were taken "
-            "out cannot be told without names of labels on both sides: convert the data of both with "
-            + flags.LABEL_NAMES
-        )
 
 
 _ROWS = MIB // 16  # of active sets that are written at a time
@@ -107,27 +83,8 @@ class MatchJob:
     def run(self) -> Receipt:
         """Match and write; the receipt counts labels. Raises InputError where names cannot be told apart, or none agrees."""
         dataset, model = Dataset(self.data), LinearWeights(self.model)
-        names, of_model = dataset.label_names(), model.label_names()
-        n = dataset.n_labels
-        if names is None or of_model is None:
-            found = np.where(np.arange(n) < model.n_labels, np.arange(n), -1)
-        else:
-            found, known = np.empty(n, np.int64), NamedIds(of_model)
-            for start in range(0, n, WINDOW):
-                some = names.read(start, min(start + WINDOW, n))
-                different = sorted(set(some))
-                try:
-                    ids = dict(zip(different, known.find(different).tolist(), strict=True))
-                except LookupError as error:
-                    raise InputError(f"labels of {model.path} cannot be matched by name: {error}") from None
-                found[start : start + len(some)] = [ids[name] for name in some]
+        found = matched_labels(model, dataset)
         used = found[found >= 0]
-        if len(np.unique(used)) < len(used):
-            raise InputError(f"{dataset.path} has two labels of the same name: labels cannot be matched by name")
-        if not len(used):
-            raise InputError(
-                f"{dataset.path} and {model.path} have no label of the same name: there is nothing to begin from"
-            )
         bias = np.concatenate([model.unit_array(unit) for unit in model.units])
         counts = dataset.label_counts()
         untaught = ~np.isfinite(bias) | (bias >= SURE)
@@ -139,7 +96,7 @@ class MatchJob:
         with new_pack(Path(self.out)) as pack:
             pack.write("labels", found)
         return {
-            "by_name": names is not None and of_model is not None,
+            "by_name": by_name(model, dataset),
             "kept": int(((found >= 0) & to_learn).sum()),
             "new": int(((found < 0) & to_learn).sum()),
             "gone": model.n_labels - len(used),
@@ -153,12 +110,6 @@ def say_matched(receipt: Receipt) -> dict[str, Any]:
         told = "warm start: {kept:,} labels keep their weights, {new:,} are new, {gone:,} are gone (by %s)"
         LOG.info(told.format(**said), "name" if receipt["by_name"] else "id")
     return said
-
-
-def match_bytes(dataset: Dataset, model: LinearWeights) -> int:
-    """What a `MatchJob` holds."""
-    named = dataset.label_names() is not None and model.label_names() is not None
-    return 40 * dataset.n_labels + (12 + NamedIds.BYTES * named) * model.n_labels + 4 * MIB
 
 
 def _runs(found: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
