@@ -82,6 +82,7 @@ CALIBRATE = Wording("--calibrate", "calibrate")
 WARM_START = Wording("--warm-start", "warm_start")
 SAMPLE_WEIGHT = Wording("--sample-weight", "sample_weight")
 CLASS_WEIGHT = Wording("--class-weight", "class_weight")
+TREE = Wording("--tree", "tree")
 FILTER = Wording("--filter", "filter")
 K = Wording("-k", "k")
 

@@ -71,12 +71,15 @@ def verify(
     "--digest", is_flag=True,
     help="Hash the content: two models with one digest are the same model. And all arrays alone, without what is said of them.",
 )  # fmt: skip
+@click.option(
+    "--tree", is_flag=True, help="Of a label tree: only that, as lines `child parent`, which `train --tree` takes."
+)
 @common
-def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
+def info(path: Path, digest: bool, tree: bool, as_json: bool, debug: bool) -> None:
     """Say what the dataset, model or predictions at PATH are: sizes, sparsity, label frequencies, bytes, where it came from.
 
-    Of a model also how its training went: seconds, memory and bytes read of each phase; of what is not finished, how
-    far it is.
+    Of a model also how its training went: seconds, memory and bytes read of each phase; of label trees what they look like;
+    of what is not finished, how far it is.
 
     Nothing passes over the data: numbers a row are of a sample of the rows where there are more than a million. --digest
     reads all of it.
@@ -91,17 +94,21 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     from xmc_stream.store.nodes import understood
     from xmc_stream.store.predictions import Predictions, is_predictions
 
+    if tree:
+        _show_tree(path, as_json)
+        return
     if is_model(path):
         model = load_model(path)
         refuse_broken_seal(path)
         for line in log_damage(path, model.attributes.get(LOGS, {})):
             raise StoreError(f"{line}: the store is damaged; make it again")
         with understood(path):  # attributes and logs, which nothing has looked at
+            shapes, drawn = model.pictured()
             report = {"kind": "model", **describe(model)}
             if digest:
                 report |= {"digest": model.digest(), **_of_arrays(model)}
-            lines = _model_lines(report)
-        show(report, as_json, lines)
+            lines = [*_model_lines(report), *drawn]
+        show({**report, **shapes}, as_json, lines)
         return
     with understood(path):
         if under_way := unfinished(path):
@@ -347,6 +354,18 @@ def copy(source: Path, target: str, overwrite: bool, quiet: bool, as_json: bool,
         + (f" ({passed:,} files were there)" if passed else ""),
         f"{format_size(report['copied_bytes'])} copied in {report['seconds']:.1f} s",
     ])  # fmt: skip
+
+
+def _show_tree(path: Path, as_json: bool) -> None:
+    """What `info --tree` says of a model."""
+    from xmc_stream.models import load_model
+    from xmc_stream.store.inventory import refuse_broken_seal
+    from xmc_stream.tree.given import lines_of
+
+    model = load_model(path)
+    refuse_broken_seal(path)
+    pairs = model.tree()
+    show({"kind": "model", "tree": pairs}, as_json, [] if as_json else list(lines_of(pairs)))
 
 
 def _of_arrays(store: StoredArrays) -> dict[str, str]:

@@ -32,6 +32,7 @@ from xmc_stream.system.progress import LOG
 if TYPE_CHECKING:
     from xmc_stream.methods.parameters import Parameters
     from xmc_stream.methods.weights import Given
+    from xmc_stream.store.dataset import Dataset
 
 
 _NOT_PLANNED = (
@@ -49,20 +50,31 @@ _NOT_PLANNED = (
 )
 
 
-def _parameters(solver: str, settings: tuple[str, ...], class_weight: Path | None = None) -> Parameters:
-    from xmc_stream.methods.registry import parameters
+def _parameters(
+    solver: str, settings: tuple[str, ...], class_weight: Path | None = None, tree: Path | None = None
+) -> Parameters:
+    """Those of --set. What files have is said to be given, where the method knows of it."""
+    from xmc_stream.methods.registry import declared, parameters
 
-    weighed = {} if class_weight is None else {"class_weight": "given"}
-    return parameters(solver, {**weighed, **dict(map(setting_of, settings))})
+    files, known = {"class_weight": class_weight, "tree": tree}, declared(solver).rules()
+    given = {name: "given" for name, path in files.items() if path is not None and name in known}
+    return parameters(solver, {**given, **dict(map(setting_of, settings))})
 
 
-def _given(sample_weight: Path | None, class_weight: Path | None) -> Given | None:
-    """Weights in files."""
+def _given(
+    sample_weight: Path | None, class_weight: Path | None, tree: Path | None, dataset: Dataset, memory_limit: str | None
+) -> Given | None:
+    """Weights, and a tree of the dataset's labels, in files."""
     from xmc_stream.methods.weights import Given, read_weights
 
-    if sample_weight is None and class_weight is None:
+    if sample_weight is None and class_weight is None and tree is None:
         return None
-    return Given(*(None if path is None else read_weights(path) for path in (sample_weight, class_weight)))
+    samples, labels = (None if path is None else read_weights(path) for path in (sample_weight, class_weight))
+    if tree is None:
+        return Given(samples, labels)
+    from xmc_stream.tree.given import structure_of  # only where it is asked for
+
+    return Given(samples, labels, structure_of(tree, dataset, memory_limit).arrays())
 
 
 class _TrainCommand(click.Command):
@@ -110,6 +122,12 @@ class _TrainCommand(click.Command):
     metavar="FILE.npy",
     help="A vector: of each label's positives. Sets class_weight=given.",
 )
+@click.option(
+    "--tree",
+    type=PATH,
+    metavar="FILE",
+    help="A tree of the labels that is taken as it is: lines `child parent`, see docs/tree.md. Sets tree=given.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace MODEL, or an unfinished run of other data or parameters.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
 @checked("DATA")
@@ -117,8 +135,9 @@ class _TrainCommand(click.Command):
 @common
 def train(
     data: Path, model: Path, solver: str, settings: tuple[str, ...], seed: int, warm_start: Path | None,
-    calibrate: float | None, sample_weight: Path | None, class_weight: Path | None, overwrite: bool, force: bool, check: bool,
-    memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
+    calibrate: float | None, sample_weight: Path | None, class_weight: Path | None, tree: Path | None, overwrite: bool,
+    force: bool, check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool,
+    debug: bool,
 ) -> None:  # fmt: skip
     """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again."""
     from xmc_stream.methods.contract import Task
@@ -130,8 +149,8 @@ def train(
     from xmc_stream.training.train import train as train_model
     from xmc_stream.training.train import train_calibrated
 
-    parameters, given = _parameters(solver, settings, class_weight), _given(sample_weight, class_weight)
-    dataset = open_dataset(data)
+    parameters, dataset = _parameters(solver, settings, class_weight, tree), open_dataset(data)
+    given = _given(sample_weight, class_weight, tree, dataset, memory_limit)
     norm = float(dataset.row_norms(0, min(dataset.n_samples, 10_000)).mean()) if dataset.n_samples else 1.0
     if not 0.5 < norm < 2.0:
         hint = "the defaults are for rows of length one (xmc-stream convert --normalize l2)"
@@ -352,8 +371,8 @@ def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, 
     data = open_dataset(_sealed(o["data"]))
     if command == "train":
         start = None if o["warm_start"] is None else load_model(_sealed(o["warm_start"]))
-        parameters = _parameters(o["solver"], o["settings"], o["class_weight"])
-        given = _given(o["sample_weight"], o["class_weight"])
+        parameters = _parameters(o["solver"], o["settings"], o["class_weight"], o["tree"])
+        given = _given(o["sample_weight"], o["class_weight"], o["tree"], data, o["memory_limit"])
         return planning.plan_training(data, parameters, o["seed"], execution, start, workers, given, o["calibrate"])
     train_set = None if o.get("train_data") is None else open_dataset(_sealed(o["train_data"]))
     if command == "evaluate" and not is_model(o["predictions"]):

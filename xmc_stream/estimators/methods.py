@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +23,7 @@ from xmc_stream.models import Model
 from xmc_stream.pdsparse.parameters import PDSparseParameters
 from xmc_stream.ppdsparse.parameters import DISMEC, PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.tree.given import structure_of
 from xmc_stream.tree.parameters import TreeParameters
 
 
@@ -319,4 +321,19 @@ class LabelTree(_Weighted, parameters=TreeParameters):
     >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
     >>> labels.tolist()
     [[0], [1], [2]]
+
+    A tree that is given, by pairs (child, parent) or a file of them:
+
+    >>> clf = xs.LabelTree(tree=[(0, "small"), (1, "small"), (2, "large")]).fit(X, Y)
+    >>> clf.model_.tree()[:2]
+    [('node-0-0', 'root'), ('node-0-1', 'root')]
     """
+
+    tree: Any
+
+    def _given(self, sample_weight: Any, dataset: Dataset, target: Target) -> Given | None:
+        weights = super()._given(sample_weight, dataset, target)
+        if self.tree is None:
+            return weights
+        tree = structure_of(self.tree, dataset, self.memory_limit).arrays()
+        return Given(None, None, tree) if weights is None else replace(weights, tree=tree)

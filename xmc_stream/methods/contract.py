@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 from xmc_stream.arguments import seed_of
 from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Parameters
-from xmc_stream.methods.weights import Given
+from xmc_stream.methods.weights import Given, refuse_tree
 from xmc_stream.models.model import Model
 from xmc_stream.runtime.job import Job, Ledger, Loop, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
@@ -33,7 +33,8 @@ class Task:
 
     warm_start: the model to begin from, if there is one. trial: the model is compared with others on held-out rows and
     not kept: a method may leave out what its figures do not need, and so the report may lack what it else has. given: weights
-    of samples and labels, which a run finds at WEIGHTS in its work folder too. Raises InputError for a seed that is none.
+    of samples and labels and a tree, which a run finds at WEIGHTS in its work folder too. Raises InputError for a seed that is
+    none.
     """
 
     dataset: Dataset
@@ -122,6 +123,7 @@ class Method(ABC):
         """Raise InputError for a task that this method cannot learn."""
         if task.warm_start is not None:
             raise InputError(f"{self.name} takes no warm start: leave it out")
+        refuse_tree(task.given, self.name)
         if task.given is not None:
             raise InputError(f"{self.name} takes no weights of samples or labels: leave them out, or use ppdsparse")
 

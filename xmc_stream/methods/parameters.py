@@ -19,7 +19,7 @@ from xmc_stream.arguments import MOST_INT
 from xmc_stream.errors import InputError
 
 _RULE = "rule"
-GIVEN = "given"  # the word of a parameter that stands for weights of labels
+GIVEN = "given"  # the word of a parameter that stands for weights of labels, or a tree, which come by themselves
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,18 @@ class ClassWeight(Choice):
     def taken(self, value: Any) -> Any:
         """The word."""
         return super().taken(value if value is None or isinstance(value, str) else GIVEN)
+
+
+@dataclass(frozen=True)
+class GivenTree(Choice):
+    """The rule of a parameter that says whether a tree is given."""
+
+    def typed(self) -> str:
+        """As Python takes it."""
+        return "str, Path, list of (child, parent) or None"
+
+    def _one(self, value: Any) -> str:
+        return GIVEN
 
 
 def parameter(default: Any, rule: Rule) -> Any:

@@ -1,10 +1,10 @@
-"""Weights that come with the data and not with the parameters: of samples, and of labels."""
+"""What comes with the data and not with the parameters: weights of samples and of labels, a tree of the labels."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,11 +30,13 @@ _STEP = 1 << 16  # weights that are looked at at a time
 class Given:
     """Weights of the samples (N,) and of the labels' positives (K,), or None; arrays, which may be maps of files.
 
-    A sample's weight is 0 or more and not 0 for all; a label's is above 0.
+    A sample's weight is 0 or more and not 0 for all; a label's is above 0. tree: arrays by name, as the method that takes a
+    tree has them.
     """
 
     samples: NDArray[Any] | None = None
     labels: NDArray[Any] | None = None
+    tree: Mapping[str, NDArray[np.int64]] | None = None
 
     def __post_init__(self) -> None:
         for name, values in self._arrays:
@@ -67,15 +69,31 @@ class Given:
         return sum(float(part.sum()) for part in _parts(self.samples)) / len(self.samples)
 
     @cached_property
-    def identity(self) -> dict[str, str]:
-        """Digests of the arrays, by name: what must be the same for a run to go on."""
+    def identity(self) -> dict[str, Any]:
+        """Digests, by what they are of: what must be the same for a run to go on."""
         digests = {}
         for name, values in self._arrays:
             digest = hashlib.sha256()
             for part in _parts(values):
                 digest.update(part.data)
             digests[name] = digest.hexdigest()
-        return digests
+        if self.tree is None:
+            return {"weights": digests}
+        of_tree = hashlib.sha256()
+        for name, values in sorted(self.tree.items()):
+            of_tree.update(f"{name} {len(values)}".encode())
+            of_tree.update(np.ascontiguousarray(values, "<i8").data)
+        return {"weights": digests or None, "tree": of_tree.hexdigest()}
+
+    @property
+    def of_labels(self) -> Given | None:
+        """What holds of a part of the samples too."""
+        return None if self.labels is None and self.tree is None else Given(None, self.labels, self.tree)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether there are weights."""
+        return bool(self._arrays)
 
     def check(self, dataset: Dataset) -> None:
         """Raise InputError where there are not as many as the dataset has samples and labels."""
@@ -87,13 +105,18 @@ class Given:
                 )
 
     def write(self, path: Path) -> None:
-        """Keep them with a run: a pack with float64 arrays `samples` and `labels`. What had the name is replaced."""
+        """Keep it with a run: a pack with float64 arrays `samples` and `labels`, and those of the tree.
+
+        What had the name is replaced.
+        """
         with new_pack(path) as pack:
             for name, values in self._arrays:
                 writer = PackedArrayWriter(pack, name, np.float64)
                 for part in _parts(values):
                     writer.append(part)
                 writer.close()
+            for name, values in (self.tree or {}).items():
+                pack.write(name, values)
 
 
 def check_given(given: Given | None, dataset: Dataset, class_weight: str | None) -> None:
@@ -107,6 +130,12 @@ def check_given(given: Given | None, dataset: Dataset, class_weight: str | None)
         )
     if labels and class_weight != GIVEN:
         raise InputError(f"weights of labels are given, and class_weight is {class_weight!r}: leave out one")
+
+
+def refuse_tree(given: Given | None, name: str) -> None:
+    """Raise InputError where a tree is given, for a method that takes none. name: its own."""
+    if given is not None and given.tree is not None:
+        raise InputError(f"{name} takes no tree of labels: leave it out, or use tree")
 
 
 class RowWeights:

@@ -154,6 +154,21 @@ class Kind(StoredModel, ABC):
             The phases of jobs to run.
         """
 
+    def pictured(self) -> tuple[dict[str, Any], list[str]]:
+        """What `info` shows of the model beside its attributes.
+
+        Returns
+        -------
+        tuple
+            As data, by name, and as lines for people.
+
+        Raises
+        ------
+        StoreError
+            The model is damaged.
+        """
+        return {}, []
+
     @abstractmethod
     def weight_arrays(self) -> WeightArrays:
         """All weights, array by array in windows, for `xmc_stream.export`.

@@ -274,6 +274,33 @@ class Model(Kind):
         """
         raise InputError(f"{self.path} has weights by class, no factors: take Model.to_scipy()")
 
+    def tree(self, number: int | None = None) -> list[tuple[str, str]]:
+        """A tree of the model as pairs of a child and its parent: for a model of label trees.
+
+        `LabelTree(tree=...)` takes these pairs, and then learns a model with the same tree.
+
+        Parameters
+        ----------
+        number : int or None, default None
+            Which of the trees, from 0 on. None: the only one.
+
+        Returns
+        -------
+        list of (str, str)
+            From the root down. A word is a label's name, or its number where labels have no names, or an inner node's, which
+            has one for this alone.
+
+        Raises
+        ------
+        InputError
+            The model is of another kind, has several trees and none is named, or has no tree of that number.
+        StoreError
+            The model is damaged.
+        """
+        raise InputError(
+            f"{self.path} is a {self.kind} model, which has no tree: take one that the method tree learned"
+        )
+
     def selected_features(self) -> NDArray[np.int64]:
         """The features that the model needs, of all that it was trained on: for a row-sparse model.
 

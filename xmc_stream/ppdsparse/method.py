@@ -19,6 +19,7 @@ from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import cut_units, finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.methods.start import check_start
+from xmc_stream.methods.weights import refuse_tree
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
 from xmc_stream.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.ppdsparse.plan import longest_of, solve_plan
@@ -54,6 +55,7 @@ class PPDSparseMethod(Method):
 
     def check(self, task: Task) -> None:
         """A warm start needs weights by class, of the same features; `class_weight` what it speaks of."""
+        refuse_tree(task.given, self.name)
         check_weights(task.parameters, task.dataset, task.given)
         start = task.warm_start
         if start is None:

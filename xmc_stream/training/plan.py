@@ -106,7 +106,7 @@ def refuse_unfit(method: Method, task: Task) -> None:
 
 def refuse_together(warm_start: Model | None, given: Given | None) -> None:
     """Raise InputError for what does not go together with a calibration."""
-    if warm_start is not None or given is not None:
+    if warm_start is not None or (given is not None and given.weighs):
         raise InputError(
             flags.CALIBRATE
             + " and "

@@ -114,6 +114,7 @@ def train_calibrated(
     from xmc_stream.evaluation.calibrate import calibrate_with, refuse_few  # `train` starts in less time without
 
     refuse_together(task.warm_start, task.given)
+    given = task.given  # a tree, if anything
     began = time.perf_counter()
     work = path.with_name(f"{path.name}.calibration")
     dataset, parameters, seed = task.dataset, task.parameters, task.seed
@@ -128,7 +129,7 @@ def train_calibrated(
             remove_left(work / LOCK)
             return model, {**report, CALIBRATION: done}
     execution.limit([dataset.path], [path.parent])
-    foreseen = plan_training(dataset, parameters, seed, execution, calibrate=fraction)
+    foreseen = plan_training(dataset, parameters, seed, execution, given=given, calibrate=fraction)
     if not foreseen["fits"]:
         raise MemoryLimitError(foreseen["why"], foreseen["least_limit"])
     if overwrite:
@@ -142,7 +143,7 @@ def train_calibrated(
             remove_held(work / LOCK)
             raise
         with bar.part(_SPLIT_OFF, _HALF):
-            of_part = Task(part, parameters, seed)
+            of_part = Task(part, parameters, seed, given=given)
             other, before = train(of_part, work / "model", execution, force=force, check=check, decide=False)
         with bar.part(_HALF, _TRAINED):
             model, report = train(
@@ -218,7 +219,7 @@ class Training:
             "seed": task.seed,
             "data": dataset.fingerprint,
             **({"observed": dataset.observed_rows().fingerprint} if masked else {}),
-            "weights": None if task.given is None else task.given.identity,
+            **({"weights": None} if task.given is None else task.given.identity),
             "environment": dict(environment_of(self.execution.scheduler)),
             "warm_start": self.start.get("warm_start"),
             **({"trial": True} if task.trial else {}),
@@ -247,7 +248,8 @@ class Training:
         guesses = decides_by_another(self.method, task.parameters, task.dataset)
         if self.decide and guesses and ledger.get(DECISION) is None:
             with self.progress.part(0.0, _DECIDED):
-                foreseen = plan_training(task.dataset, task.parameters, task.seed, self.execution)
+                given = task.given and task.given.of_labels
+                foreseen = plan_training(task.dataset, task.parameters, task.seed, self.execution, given=given)
                 if not foreseen["fits"]:
                     raise MemoryLimitError(foreseen["why"], foreseen["least_limit"])
                 ledger.add(DECISION, self._decided())
@@ -262,7 +264,7 @@ class Training:
             return JUST_THE_BEST
         LOG.info("first another training, on four fifths of the rows: the others say which labels are to be predicted")
         part, rows = split_once(task.dataset, folder, _HELD_OUT, task.seed, execution.memory_limit, check)
-        of_part = Task(part, task.parameters, task.seed)
+        of_part = Task(part, task.parameters, task.seed, given=task.given and task.given.of_labels)
         model, _ = train(of_part, folder / "model", execution, force=self.force, check=check, decide=False)
         held_out, Y, out = HeldOut(rows.n_samples, rows), rows.Y_rows(), folder / "predictions"
         predict_to(model, rows, out, held_out.k, execution, overwrite=True, check=check)

@@ -15,8 +15,10 @@ from xmc_stream.runtime.check import array_jobs, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.tree.given import pairs_of
 from xmc_stream.tree.guide import read_groups
 from xmc_stream.tree.nodes import hash_unit
+from xmc_stream.tree.picture import lines_of_picture, picture_of
 from xmc_stream.tree.predict import HeldTrees, TreesWarmUp, TreeTask, TreeWeights, held_needs
 
 if TYPE_CHECKING:
@@ -77,6 +79,20 @@ class TreeModel(TreeWeights, Model):
             checker.damage.append(str(error))
         yield from checker.lines({})
         yield from ImpliedLabels.of(self).verify(checker)
+
+    def tree(self, number: int | None = None) -> list[tuple[str, str]]:
+        """See `Model`."""
+        if number is None and self.n_trees > 1:
+            raise InputError(f"{self.path} has {self.n_trees} trees: ask for one in Python, as Model.tree(0)")
+        if not 0 <= (number or 0) < self.n_trees:
+            raise InputError(f"{self.path} has no tree {number}: its trees have the numbers 0 to {self.n_trees - 1}")
+        return list(pairs_of(self.structures()[number or 0], self.label_names()))
+
+    def pictured(self) -> tuple[dict[str, Any], list[str]]:
+        """See `Kind`: how many children nodes have, and some nodes with their labels."""
+        trees = [picture_of(self, structure) for structure in self.structures()]
+        lines = [line for i, tree in enumerate(trees) for line in lines_of_picture(tree, i, self.n_trees)]
+        return {"shapes": trees}, lines
 
     def to_scipy(self) -> scipy.sparse.csc_matrix:
         """Raises InputError: labels are scored on the way down."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from xmc_stream.methods.parameters import GIVEN, ClassWeight, Flag, Number, Parameters, Whole, parameter
+from xmc_stream.errors import InputError
+from xmc_stream.methods.parameters import GIVEN, ClassWeight, Flag, GivenTree, Number, Parameters, Whole, parameter
 
 # of the known trees: a node is trained on the rows that have a label below its parent
 _SIBLINGS = {"negatives": 0.0, "C": 2.0, "lam": 0.0, "guide": False}
@@ -86,6 +87,21 @@ class TreeParameters(Parameters):
         ),
     )
     tol: float = parameter(0.1, Number("Steps are taken where the gradient of the dual is larger."))
+    tree: str | None = parameter(
+        None,
+        GivenTree(
+            "A tree that is taken as it is, in place of one that is made (docs/tree.md). given: that of --tree FILE, lines "
+            "`child parent`; in Python the path of such a file, or a list of pairs. max_leaf, root and branching count for "
+            "nothing then.",
+            options=(GIVEN,),
+            none=True,
+            unsaid=True,
+        ),
+    )
+
+    def _check_together(self) -> None:
+        if self.tree is not None and self.n_trees != 1:
+            raise InputError(f"a tree is given, and n_trees is {self.n_trees}: set n_trees to 1")
 
     def resolved(self, n_samples: int) -> TreeParameters:
         """With what rules decide for so many rows, C apart."""

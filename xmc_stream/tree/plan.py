@@ -18,7 +18,7 @@ from xmc_stream.tree.nodes import FEATURE_BYTES, LEAST_WEIGHTS, WEIGHT_BYTES, Un
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.solve import ENTRY_BYTES, READ_WEIGHTS, parent_needs, strip_bits
 from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
-from xmc_stream.tree.structure import Level, depths_of
+from xmc_stream.tree.structure import NODE_BYTES, Level, Structure, depths_of
 
 JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
 _ROOT_WORK = 1 << 26  # entries of X times groups of LANES children, of a job: some seconds
@@ -46,17 +46,25 @@ class TreePlan:
     block_bytes: int
 
 
-def depths(p: TreeParameters, n_labels: int) -> list[int]:
-    """Of the levels of a tree of so many labels."""
-    return depths_of(n_labels, p.max_leaf, p.root, p.branching)
+def depths(p: TreeParameters, n_labels: int, given: Structure | None = None) -> list[int]:
+    """Of the levels of a tree of so many labels that is made of splits; none of one that is given."""
+    return [] if given is not None else depths_of(n_labels, p.max_leaf, p.root, p.branching)
+
+
+def nodes_of(p: TreeParameters, n_labels: int, given: Structure | None = None) -> list[int]:
+    """How many nodes each level has, but for the last."""
+    if given is not None:
+        return [len(bounds) - 1 for bounds in given.bounds]
+    return [1 << depth for depth in depths(p, n_labels)]
 
 
 def rows_of_parents(
     counts: NDArray[np.int64], order: NDArray[np.int64], level: Level, p: TreeParameters, n: int
 ) -> NDArray[np.int64]:
-    """Rows of each parent of a level, at most. counts: of each label."""
+    """Rows of each parent of a level that its children are solved on, at most. counts: of each label."""
     ends = np.concatenate([[0], np.cumsum(counts[order])])[level.parents]
-    return np.minimum(np.ceil((1.0 + p.negatives) * np.diff(ends)).astype(np.int64), n)
+    rows = np.minimum(np.ceil((1.0 + p.negatives) * np.diff(ends)).astype(np.int64), n)
+    return np.where(level.alone, 0, rows)
 
 
 def cut_parents(rows: NDArray[np.int64], level: Level, unit: Unit, row_entries: float) -> list[tuple[int, int]]:
@@ -66,23 +74,25 @@ def cut_parents(rows: NDArray[np.int64], level: Level, unit: Unit, row_entries: 
     return [(unit.first + low, unit.first + high) for low, high in fitting_ranges(work, JOB_ENTRIES)]
 
 
-def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> dict[str, dict[str, int]]:
+def least_needs(
+    plan: MemoryPlan, dataset: Dataset, p: TreeParameters, given: Structure | None = None
+) -> dict[str, dict[str, int]]:
     """Bytes by component of each phase, at least."""
     t, n, d, k = plan.threads, dataset.n_samples, dataset.n_features, dataset.n_labels
     X = dataset.X_rows()
     row_entries, block = X.nnz / max(n, 1), plan.row_block_bytes
     beams = max((high - low for low, high in row_ranges(n)), default=1)
-    largest = _largest_parent(dataset, p)
+    largest = _largest_parent(dataset, p, given)
     of_group = min(n, GROUP << strip_bits(n, X.nnz))
     strips = of_group * int(1.5 * ENTRY_BYTES * row_entries + SOLVED_ROW_BYTES)
-    structure = t * _STRUCTURE * k
+    structure = t * (_STRUCTURE * k + (0 if given is None else NODE_BYTES * sum(nodes_of(p, k, given))))
     root = lanes_bytes(n, d) + 9 * LANES * d
     down = {"beams": t * p.beam * ROW_BYTES * beams, "row blocks": t * (3 * block + BLOCK_ROWS * p.beam * ROW_BYTES)}
     return {
         "vectors of labels": {"vectors": t * min(k, WINDOW) * _VECTOR, "row blocks": t * 3 * block},
         "splitting": {
             "vectors": t * 2 * min(k, WINDOW) * _VECTOR, "labels": t * LABEL_BYTES * k,
-            "directions": t * 5 * _VECTOR * min(k, 1 << max(depths(p, k), default=0)),
+            "directions": t * 5 * _VECTOR * min(k, 1 << max(depths(p, k, given), default=0)),
         },
         "children of the root": {"rows and features": t * root, "strips": t * strips, "labels": structure},
         "rows on their way down": {**down, "labels": structure, "weights": t * _FIXED},
@@ -97,9 +107,14 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> dict[s
     }  # fmt: skip
 
 
-def _largest_parent(dataset: Dataset, p: TreeParameters) -> int:
-    """Rows of a parent below the root, about, at most: as if labels were alike."""
+def _largest_parent(dataset: Dataset, p: TreeParameters, given: Structure | None) -> int:
+    """Rows of a parent below the root, about, at most: as if labels were alike; of a tree that is given, at most."""
     k = dataset.n_labels
+    if given is not None:
+        of = dataset.label_counts(), given.order
+        return max(
+            (int(rows_of_parents(*of, level, p, dataset.n_samples).max()) for level in given.levels[1:]), default=0
+        )
     above = depths(p, k)
     if not above:
         return 0
@@ -107,9 +122,9 @@ def _largest_parent(dataset: Dataset, p: TreeParameters) -> int:
     return int(min(dataset.n_samples, (1.0 + p.negatives) * max(2.0 * positives, dataset.most_positives())))
 
 
-def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> TreePlan:
+def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, given: Structure | None = None) -> TreePlan:
     """Share the budget. Raises MemoryLimitError where the smallest pieces do not fit."""
-    needs = least_needs(plan, dataset, p)
+    needs = least_needs(plan, dataset, p, given)
     for what, parts in needs.items():
         plan.refuse_unless(parts, f"the label tree: {what}")
     k, each, at_once = dataset.n_labels, plan.per_thread, plan.threads * plan.processes
@@ -118,18 +133,19 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters) -> TreePlan
     labels = (
         max(last - first for first, last in even_ranges(k, max(-(-k // room), min(at_once, k // _EACH)))) if k else 1
     )
-    deepest, depth = max(depths(p, k), default=0), 0
+    deepest, depth = max(depths(p, k, given), default=0), 0
     room = (each - LABEL_BYTES * k) // (2 * _VECTOR)
     while depth < deepest and ((k >> depth) > room or (1 << depth < at_once and k >> depth > _EACH)):
         depth += 1
     weights = plan.budget - sum(needs["rows on their way down"].values())
     fixed = needs["children of nodes"]
     left = (plan.budget - sum(fixed.values())) // plan.threads
-    entries = max(1, left // 2 // ENTRY_BYTES) + int(_largest_parent(dataset, p) * X.nnz / n)
+    entries = max(1, left // 2 // ENTRY_BYTES) + int(_largest_parent(dataset, p, given) * X.nnz / n)
     one = lanes_bytes(X.n_lines, dataset.n_features)
     spare = plan.budget - sum(needs["children of the root"].values())
+    of_root = p.root if given is None else given.levels[0].n_children
     groups = max(
-        1, min(_ROOT_WORK // max(X.nnz, 1), 1 + spare // plan.threads // one, -(-(p.root // LANES) // at_once), 8)
+        1, min(_ROOT_WORK // max(X.nnz, 1), 1 + spare // plan.threads // one, -(-(of_root // LANES) // at_once), 8)
     )
     packed = (plan.budget - sum(needs["writing nodes"].values())) // plan.threads // WEIGHT_BYTES
     packed = LEAST_WEIGHTS + min(packed, 1 << 24)

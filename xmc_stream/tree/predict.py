@@ -48,10 +48,10 @@ from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, read_unit, shared_unit
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.run import TreeRun
 from xmc_stream.tree.scoring import LIST, UNREACHED, Scorer
-from xmc_stream.tree.structure import Structure
+from xmc_stream.tree.structure import NODE_BYTES, Structure
 
 COUNTED = 200  # labels of a row, the best, that an evaluation looks at, at least
-LABEL_BYTES = 64  # of the shapes of a tree, and what goes with a label
+_LABEL_BYTES = 64  # of the shapes of a tree, and what goes with a label
 _ROW_NS = 5e4  # of a row, about
 
 
@@ -64,6 +64,12 @@ class TreeWeights(StoredModel):
             self.n_trees, self.beam = int(self.attributes["trees"]), int(self.attributes["beam"])
             self.score = dict(self.attributes["tree_score"])
             self.tiles = [(Unit(*map(int, unit)), int(size)) for *unit, size in self.attributes["tiles"]]
+
+    @property
+    def shape_bytes(self) -> int:
+        """What the shapes of all trees take in memory."""
+        nodes = sum(sum(of_tree[:-1]) for of_tree in self.attributes["levels"])
+        return self.n_trees * _LABEL_BYTES * self.n_labels + NODE_BYTES * nodes
 
     def tiles_of(self, tree: int, level: int) -> UnitTiles:
         """The units of a level, and their bytes in memory."""
@@ -187,7 +193,7 @@ class HeldTrees:
 def held_needs(model: TreeWeights) -> dict[str, int]:
     """See `Model.held_needs`."""
     return {
-        "trees": sum(size for _, size in model.tiles) + model.n_trees * LABEL_BYTES * model.n_labels,
+        "trees": sum(size for _, size in model.tiles) + model.shape_bytes,
         "ranking": 4 * MIB + 4096 * model.beam * ROW_BYTES,
     }
 
@@ -208,7 +214,7 @@ class TreeTask(RankingTask):
         largest = max(size for _, size in model.tiles)
         fixed = {
             "results": t * CHUNK_ROWS * self.k * RESULT_BYTES,
-            "shapes of trees": t * model.n_trees * LABEL_BYTES * model.n_labels,
+            "shapes of trees": t * model.shape_bytes,
             "long rows": t * 4 * (least - LEAST_BLOCK),
             "windows": t * 4 * MIB,
             "counts": t * self.of_labels,
@@ -245,7 +251,7 @@ class TreeTask(RankingTask):
         needs = {
             "results": t * min(sizes.rows_per_job, dataset.n_samples) * self.k * RESULT_BYTES,
             "weights": min(sizes.cache_bytes, sum(size for _, size in model.tiles)),
-            "shapes of trees": t * model.n_trees * LABEL_BYTES * model.n_labels,
+            "shapes of trees": t * model.shape_bytes,
             "row blocks": t * (sizes.row_bytes + 4 * MIB),
         }
         seconds = 1e-9 * _ROW_NS * model.n_trees * dataset.n_samples / (t * plan.processes)

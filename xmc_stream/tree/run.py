@@ -14,7 +14,7 @@ import numpy as np
 
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import IMPLIED, ImpliedJob
-from xmc_stream.methods.contract import WRITING, TrainingRun
+from xmc_stream.methods.contract import WEIGHTS, WRITING, TrainingRun
 from xmc_stream.methods.weights import Given
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
@@ -23,11 +23,12 @@ from xmc_stream.store.places import make_folder
 from xmc_stream.tree.beams import BeamJob, row_ranges
 from xmc_stream.tree.choice import MOST_ROWS, ChoiceJob, DecisionJob, Pick, climbed, cut_picks, picks_of
 from xmc_stream.tree.clustering import SplitJob, StructureJob, Vectors, VectorsJob
+from xmc_stream.tree.given import GivenJob, given_tree
 from xmc_stream.tree.guide import CLUSTERINGS, DEPTH, FIRST_CLUSTERING, N_GROUPS, GroupsJob, groups_path
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
 from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, structure_path, units_of
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.plan import cut_parents, depths, plan_tree, rows_of_parents
+from xmc_stream.tree.plan import cut_parents, depths, nodes_of, plan_tree, rows_of_parents
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.solve import RootJob, SolveJob, UnitJob
@@ -66,9 +67,11 @@ class TreeRun(TrainingRun):
         self._tried: dict[str, float] = {}
         self._decided: dict[str, Any] = {}
         self._gaps: dict[str, list[float]] = {}
-        self._sizes = plan_tree(self.plan, self.dataset, self.parameters)
+        self._given = given_tree(self.given)
+        self._sizes = plan_tree(self.plan, self.dataset, self.parameters, self._given)
         self._score = score_of(self.dataset, self.parameters.guide)
-        self._depths = tuple(depths(self.parameters, self.dataset.n_labels))
+        self._depths = tuple(depths(self.parameters, self.dataset.n_labels, self._given))
+        self._levels = len(nodes_of(self.parameters, self.dataset.n_labels, self._given)) + 1
 
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
@@ -76,7 +79,7 @@ class TreeRun(TrainingRun):
         for kind in _KINDS:
             make_folder(self.work / "state" / kind)
         yield from self._shapes()
-        progress, tiles = _Progress(p.n_trees * (len(self._depths) + 1)), []
+        progress, tiles = _Progress(p.n_trees * self._levels), []
         nnz, implied, levels = 0, {}, list[list[int]]()
         if self._score["guide"]:
             receipt = yield from self._guide(progress)
@@ -131,10 +134,11 @@ class TreeRun(TrainingRun):
             return SplitJob(vectors, k, self.seed, tree, node, begin, end, before, self._sizes.held, out)
 
         begin = min(depth, deepest) or deepest
-        tops = [split(tree, 0, 0, begin) for tree in range(p.n_trees)]
+        tops = [split(tree, 0, 0, begin) for tree in range(p.n_trees) if self._given is None]
         parts: list[list[SplitJob]] = [[top] for top in tops]
         groups = [split(FIRST_CLUSTERING + r, 0, 0, DEPTH) for r in range(CLUSTERINGS if self._score["guide"] else 0)]
-        yield Phase("splits", [*tops, *groups], "splitting the labels", (_CLUSTERED / 2, _CLUSTERED * 0.75), twice=True)
+        if first := [*tops, *groups]:
+            yield Phase("splits", first, "splitting the labels", (_CLUSTERED / 2, _CLUSTERED * 0.75), twice=True)
         if begin < deepest:
             parts = [
                 [split(tree, node, begin, deepest, top.out) for node in range(1 << begin)]
@@ -146,6 +150,10 @@ class TreeRun(TrainingRun):
             StructureJob(tree, self._depths, tuple(job.out for job in of_tree), str(structure_path(self.work, tree)))
             for tree, of_tree in enumerate(parts)
         ]
+        if self._given is not None:
+            joins.append(
+                GivenJob(str(self.work / WEIGHTS), tuple(self._given.arrays()), str(structure_path(self.work, 0)))
+            )
         if groups:
             joins.append(GroupsJob(k, tuple(job.out for job in groups), str(groups_path(self.work))))
         yield Phase("shapes", joins, "splitting the labels", (_CLUSTERED, _CLUSTERED), twice=True)

@@ -135,6 +135,11 @@ class Solution:
         self._writers["bias"].append(np.where(learned, lanes.v0[:n], np.float32(-np.inf)))
         self._count += filled
 
+    def take_alone(self) -> None:
+        """The only child of a parent, a node: its z is 1 and so its path is the parent's."""
+        self._writers["bias"].append(np.ones(1, np.float32))
+        self.end_parent()
+
     def end_parent(self) -> None:
         """All children of a parent were taken."""
         self._writers["counts"].append(np.array([self._count]))
@@ -189,6 +194,9 @@ class SolveJob:
                 x, weights = CSR.of(X.gather(rows)), of_rows.of(rows)
                 for number in range(low, high):
                     stop_if_unwanted()
+                    if level.alone[self.first + number]:
+                        solver.solution.take_alone()
+                        continue
                     first, last = (int(child) for child in level.ptr[self.first + number : self.first + number + 2])
                     steps = partial(problem.steps, self.of.seed, self.tree, self.level, first)
                     classes = self.of.label_weights(structure.order[first:last]) if level.last else ONCE.classes
@@ -205,12 +213,16 @@ def parents_of(
 ) -> Iterator[Parent]:  # fmt: skip
     """The rows of some parents of a level, ascending. before: packs of the beams of all rows.
 
-    The one parent of the first level has all rows.
+    The one parent of the first level has all rows; one whose only child is a node has none, as that is not solved.
     """
-    labels = np.sort(np.concatenate([structure.order[level.parents[c] : level.parents[c + 1]] for c in parents]))
+    below = [structure.order[level.parents[c] : level.parents[c + 1]] for c in parents if not level.alone[c]]
+    labels = np.sort(np.concatenate([np.empty(0, np.int64), *below]))
     columns = Y.gather(labels)
     others = Others(before, parents) if before else None
     for number, parent in enumerate(parents):
+        if level.alone[parent]:
+            yield Parent(np.empty(0, np.int64), Labels(np.zeros(2, np.int64), np.empty(0, np.int64)))
+            continue
         at = np.searchsorted(labels, structure.order[level.parents[parent] : level.parents[parent + 1]])
         parts = [columns.indices[columns.indptr[line] : columns.indptr[line + 1]] for line in at]
         of_children = level.children[level.ptr[parent] : level.ptr[parent + 1] + 1] - level.parents[parent]

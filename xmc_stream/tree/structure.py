@@ -7,10 +7,11 @@ parents are the leaves.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from xmc_stream.store.encoding import ArrayWriter, index_dtype, new_store
 from xmc_stream.store.model import CHUNK_BYTES
 
 ORDER = "order"
+NODE_BYTES = 24  # of a node of a level in memory: where it begins, in two levels, and its children
 
 
 def depth_of(n_labels: int, max_leaf: int) -> int:
@@ -68,6 +70,11 @@ class Level:
         """Where the children of each parent begin, (n + 1,)."""
         return np.searchsorted(self.children, self.parents).astype(np.int64)
 
+    @cached_property
+    def alone(self) -> NDArray[np.bool_]:
+        """Parents whose only child is a node: it has their rows, and no classifier (n,)."""
+        return np.asarray((np.diff(self.ptr) == 1) & (not self.last))
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -96,11 +103,20 @@ class Structure:
         nodes[self.order] = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
         return nodes
 
+    def arrays(self) -> dict[str, NDArray[np.int64]]:
+        """All of it, by name."""
+        return {ORDER: self.order, **{f"bounds-{i}": bounds for i, bounds in enumerate(self.bounds)}}
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Structure:
+        """What `arrays` returned."""
+        return cls(arrays[ORDER].astype(np.int64), [arrays[f"bounds-{i}"] for i in range(len(arrays) - 1)])
+
     def write(self, path: Path) -> None:
         """Into a store of its own."""
         with new_store(path, {}) as group:
-            arrays = {ORDER: self.order.astype(index_dtype(self.n_labels))}
-            arrays |= {f"bounds-{i}": bounds for i, bounds in enumerate(self.bounds)}
+            arrays = self.arrays()
+            arrays[ORDER] = arrays[ORDER].astype(index_dtype(self.n_labels))
             for name, values in arrays.items():
                 writer = ArrayWriter(group, name, values.dtype, CHUNK_BYTES)
                 writer.append(values)
