@@ -5,6 +5,8 @@ A label of the data is one of the model's by its name, where both have names of 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,9 @@ from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
 from xmc_stream.store.names import WINDOW, NamedIds, first_difference
+from xmc_stream.system.progress import LOG
+
+STARTED = "warm_start_labels"  # the attribute of a model that says what `said_of` does
 
 
 def check_start(model: StoredModel, dataset: Dataset) -> None:
@@ -69,6 +74,28 @@ def matched_labels(model: StoredModel, dataset: Dataset) -> NDArray[np.int64]:
             f"{dataset.path} and {model.path} have no label of the same name: there is nothing to begin from"
         )
     return found
+
+
+def said_of(model: StoredModel, dataset: Dataset, found: NDArray[np.int64], kept: NDArray[np.bool_]) -> dict[str, Any]:
+    """How many labels there are to learn of those that are kept and new, and how many of the model's are gone.
+
+    found: `matched_labels`; kept: labels that do not begin from nothing.
+    """
+    counts = dataset.label_counts()
+    to_learn = (counts > 0) & (counts < dataset.n_samples)
+    return {
+        "by_name": by_name(model, dataset),
+        "kept": int((kept & to_learn).sum()),
+        "new": int((~kept & to_learn).sum()),
+        "gone": model.n_labels - int((found >= 0).sum()),
+    }
+
+
+def say_matched(said: dict[str, Any], what: str) -> None:
+    """Say in a line how labels were matched, where some are new or gone. what: that labels keep."""
+    if said["new"] or said["gone"]:
+        told = "warm start: {kept:,} labels keep their %s, {new:,} are new, {gone:,} are gone (by %s)"
+        LOG.info(told.format(**said), what, "name" if said["by_name"] else "id")
 
 
 def match_bytes(model: StoredModel, dataset: Dataset) -> int:

@@ -18,7 +18,7 @@ from xmc_stream.linear.kernels.scores import in_fours
 from xmc_stream.linear.model import LinearModel
 from xmc_stream.linear.weights import cut_units, finalise_key
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
-from xmc_stream.methods.start import check_start
+from xmc_stream.methods.start import STARTED, check_start
 from xmc_stream.methods.weights import refuse_tree
 from xmc_stream.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
 from xmc_stream.ppdsparse.parameters import PATIENCE, PPDSparseParameters
@@ -33,7 +33,7 @@ from xmc_stream.ppdsparse.problem import (
     settled,
     takes_all_rows,
 )
-from xmc_stream.ppdsparse.run import STARTED, PPDSparseRun
+from xmc_stream.ppdsparse.run import PPDSparseRun
 from xmc_stream.ppdsparse.search import search_in_fours
 from xmc_stream.ppdsparse.solver import has_dense_rows, row_order
 from xmc_stream.ppdsparse.start import last_solve, path_of

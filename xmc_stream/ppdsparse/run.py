@@ -20,7 +20,7 @@ from xmc_stream.linear.implied import IMPLIED, ImpliedJob
 from xmc_stream.linear.tiles import TileRange
 from xmc_stream.linear.weights import LinearWeights, Unit, finalise_key, starts_of, unit_of, unit_path, units_of_run
 from xmc_stream.methods.contract import WEIGHTS, WRITING
-from xmc_stream.methods.start import match_bytes
+from xmc_stream.methods.start import STARTED, match_bytes, say_matched
 from xmc_stream.methods.weights import Given
 from xmc_stream.ppdsparse.candidates import CandidateFile, Found
 from xmc_stream.ppdsparse.forecast import part_of, spans_of
@@ -47,7 +47,7 @@ from xmc_stream.ppdsparse.problem import (
 )
 from xmc_stream.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.ppdsparse.solve import SolveJob
-from xmc_stream.ppdsparse.start import CarryJob, MatchJob, StartJob, say_matched, weights_of_terms
+from xmc_stream.ppdsparse.start import CarryJob, MatchJob, StartJob, weights_of_terms
 from xmc_stream.ppdsparse.state import (
     OPEN,
     STATUS,
@@ -66,7 +66,6 @@ from xmc_stream.store.places import make_folder, remove
 
 BROUGHT = ("fresh", "used")  # in receipts of solves: see `SolveJob`; of approximate searches alone
 # the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched
-STARTED = "warm_start_labels"
 _USED_SHARE = 8  # approximate searches go on while one in so many of the rows they bring in is of use
 _UNCHECKED = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")  # what only a check says
 
@@ -151,7 +150,8 @@ class PPDSparseRun:
         make_folder(self.state("match"))
         jobs = [MatchJob(str(self.dataset.path), self.warm_start, self._matched)]
         (receipt,) = yield Phase("warm start: labels", jobs, "matching labels")
-        self._started = say_matched(receipt)
+        self._started = {name: receipt[name] for name in ("by_name", "kept", "new", "gone")}
+        say_matched(self._started, "weights")
         self.parameters = self.parameters.warm(new_labels=bool(receipt["new"]))
         self.spans = spans_of(self.parameters, self.seconds)
 

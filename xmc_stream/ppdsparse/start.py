@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.linear.weights import LinearWeights, Unit
 from xmc_stream.methods.contract import Step
-from xmc_stream.methods.start import by_name, matched_labels
+from xmc_stream.methods.start import matched_labels, said_of
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.kernels.active import start_sets
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
@@ -48,7 +47,6 @@ from xmc_stream.store.encoding import new_pack
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import LABEL_COUNTS
 from xmc_stream.store.nodes import understood
-from xmc_stream.system.progress import LOG
 
 
 def weights_of_terms(model: LinearWeights) -> dict[str, float]:
@@ -91,25 +89,10 @@ class MatchJob:
         if (model.path / LABEL_COUNTS).exists():  # models of earlier versions have none
             before = model.label_counts(0, model.n_labels)[used]
             untaught[used[np.abs(counts[found >= 0] - before) > _CHANGED * before]] = True
-        to_learn = (counts > 0) & (counts < dataset.n_samples)
-        found[np.where(found >= 0, untaught[found], True)] = -1
+        kept = np.where(found >= 0, ~untaught[found], False)
         with new_pack(Path(self.out)) as pack:
-            pack.write("labels", found)
-        return {
-            "by_name": by_name(model, dataset),
-            "kept": int(((found >= 0) & to_learn).sum()),
-            "new": int(((found < 0) & to_learn).sum()),
-            "gone": model.n_labels - len(used),
-        }
-
-
-def say_matched(receipt: Receipt) -> dict[str, Any]:
-    """Say in a line how the labels were matched, where some are new or gone; returns what the model says of it."""
-    said = {name: receipt[name] for name in ("by_name", "kept", "new", "gone")}
-    if receipt["new"] or receipt["gone"]:
-        told = "warm start: {kept:,} labels keep their weights, {new:,} are new, {gone:,} are gone (by %s)"
-        LOG.info(told.format(**said), "name" if receipt["by_name"] else "id")
-    return said
+            pack.write("labels", np.where(kept, found, -1))
+        return said_of(model, dataset, found, kept)
 
 
 def _runs(found: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

@@ -208,6 +208,12 @@ def climbed() -> Generator[list[float], dict[float, float], float]:
     return best
 
 
+def only(c: float) -> Generator[list[float], dict[float, float], float]:
+    """As `climbed`, where C is known."""
+    yield [c]
+    return c
+
+
 @dataclass(frozen=True)
 class DecisionJob:
     """Learn which labels are predicted, from what the jobs left that tried the C that was chosen."""

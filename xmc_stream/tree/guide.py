@@ -63,11 +63,16 @@ class GroupsJob:
         for r, part in enumerate(self.parts):
             labels, bounds = read_split(Path(part))
             groups[labels, r] = r * GROUPS + np.repeat(np.arange(GROUPS), np.diff(bounds))
-        with new_store(Path(self.out), {}) as group:
-            writer = ArrayWriter(group, "groups", np.uint8, CHUNK_BYTES)
-            writer.append(groups.ravel())
-            writer.close()
+        write_groups(groups, Path(self.out))
         return {}
+
+
+def write_groups(groups: NDArray[np.uint8], path: Path) -> None:
+    """The groups of each label (K, CLUSTERINGS)."""
+    with new_store(path, {}) as group:
+        writer = ArrayWriter(group, "groups", np.uint8, CHUNK_BYTES)
+        writer.append(groups.ravel())
+        writer.close()
 
 
 def read_groups(model: Path, n_labels: int) -> NDArray[np.uint8]:

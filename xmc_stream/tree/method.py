@@ -10,6 +10,7 @@ from typing import Any
 from xmc_stream.errors import InputError
 from xmc_stream.linear.implied import IMPLIED
 from xmc_stream.methods.contract import Forecast, Method, Task
+from xmc_stream.methods.start import STARTED
 from xmc_stream.methods.weights import check_given
 from xmc_stream.runtime.job import Job, Ledger, Receipt
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
@@ -17,10 +18,11 @@ from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 from xmc_stream.tree.given import check_tree, given_tree
 from xmc_stream.tree.guide import N_GROUPS, groups_path
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.plan import depths, least_needs, nodes_of, plan_tree
+from xmc_stream.tree.plan import Shape, least_needs, plan_tree, shape_of
 from xmc_stream.tree.run import TreeRun, key_of_state
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.solve import GUIDE_EPOCHS
+from xmc_stream.tree.start import refuse_start
 
 # nanoseconds of an entry of X: in a step of LANES children, on its way down a level
 _STEP_NS, _DOWN_NS, _VISITS = 12.0, 150.0, 6.0
@@ -32,28 +34,33 @@ class TreeForecaster(Forecaster):
 
     task: Task
 
+    @property
+    def _shape(self) -> Shape:
+        task = self.task
+        return shape_of(task.parameters, task.dataset.n_labels, given_tree(task.given), task.warm_start)
+
     def check(self, plan: MemoryPlan) -> None:
         """Whether the smallest pieces fit."""
-        plan_tree(plan, self.task.dataset, self.task.parameters, given_tree(self.task.given))
+        plan_tree(plan, self.task.dataset, self.task.parameters, self._shape)
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """Without a probe."""
         dataset = self.task.dataset
         p = self.task.parameters.resolved(dataset.n_samples)
-        given = given_tree(self.task.given)
-        sizes, needs = plan_tree(plan, dataset, p, given), least_needs(plan, dataset, p, given)
+        shape = self._shape
+        sizes, needs = plan_tree(plan, dataset, p, shape), least_needs(plan, dataset, p, shape)
         X, Y, k = dataset.X_rows(), dataset.Y_rows(), dataset.n_labels
         one = X.nnz * X.entry_bytes
-        nodes = nodes_of(p, k, given)
+        nodes = shape.nodes
         levels, groups = len(nodes) + 1, -(-(nodes[0] if nodes else k) // 16)
         guided = score_of(dataset, p.guide)["guide"] > 0
-        vectors = -(-k // sizes.labels) if depths(p, k, given) or guided else 0
+        vectors = -(-k // sizes.labels) if shape.splits or shape.start or guided else 0
         of_root = p.n_trees * -(-groups // sizes.groups) * p.most_epochs
         of_root += -(-N_GROUPS // 16 // sizes.groups) * GUIDE_EPOCHS if guided else 0
         down = p.n_trees * (levels - 1)
         gathered = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * down
         gathered += 4 * min(1.0, 0.05 * gathered + 0.5) if p.C is None else 0
-        per_label = -(-(p.max_leaf if given is None else -(-k // max([1, *nodes[-1:]]))) // 16)
+        per_label = -(-(p.max_leaf if shape.splits else -(-k // max([1, *nodes[-1:]]))) // 16)
         work = X.nnz * (of_root * _STEP_NS / 2 + down * _DOWN_NS + gathered * _VISITS * per_label * _STEP_NS)
         phase = max(needs, key=lambda name: sum(needs[name].values()))
         return {
@@ -90,18 +97,20 @@ class TreeMethod(Method):
     parameters = TreeParameters
     runs = TreeRun
     kind = "tree"
-    reported = ("C", "C_tried", "gaps")
+    reported = ("C", "C_tried", "gaps", STARTED)
 
     def check(self, task: Task) -> None:
         """Weights are as many as rows and labels; a tree is there if it is said to be; no warm start."""
         if task.warm_start is not None:
-            raise InputError(f"{self.name} takes no warm start: leave it out")
+            refuse_start(task.warm_start, self.kind, task.parameters.n_trees, task.dataset)
+            if task.parameters.tree is not None:
+                raise InputError("a tree is given, and a model whose trees are kept: leave one of them out")
         check_given(task.given, task.dataset, task.parameters.class_weight)
         check_tree(given_tree(task.given), task.parameters.tree, task.dataset)
 
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> TreeRun:
         """See `Method`."""
-        return TreeRun(task.dataset, work, task.parameters, task.seed, plan, ledger, task.given)
+        return TreeRun(task.dataset, work, task.parameters, task.seed, plan, ledger, task.given, task.warm_start)
 
     def has_zero(self, parameters: Any) -> bool:
         """No: scores compare the labels of a row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +13,14 @@ from xmc_stream.kernels.order import GROUP
 from xmc_stream.linear.kernels.lanecd import lanes_bytes
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, fitting_ranges
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import StoredModel
 from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES, row_ranges
 from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, WINDOW
 from xmc_stream.tree.nodes import FEATURE_BYTES, LEAST_WEIGHTS, WEIGHT_BYTES, Unit
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.solve import ENTRY_BYTES, READ_WEIGHTS, parent_needs, strip_bits
 from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
+from xmc_stream.tree.start import kept_nodes, start_needs
 from xmc_stream.tree.structure import NODE_BYTES, Level, Structure, depths_of
 
 JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
@@ -46,16 +49,28 @@ class TreePlan:
     block_bytes: int
 
 
-def depths(p: TreeParameters, n_labels: int, given: Structure | None = None) -> list[int]:
-    """Of the levels of a tree of so many labels that is made of splits; none of one that is given."""
-    return [] if given is not None else depths_of(n_labels, p.max_leaf, p.root, p.branching)
+@dataclass(frozen=True)
+class Shape:
+    """Of the trees of a training, before there is any. nodes: of each level but the last.
+
+    splits: how many lie above these, where trees are made of splits, else none; given: the tree that is; start: the model whose
+    trees are kept.
+    """
+
+    nodes: Sequence[int]
+    splits: Sequence[int] = ()
+    given: Structure | None = None
+    start: StoredModel | None = None
 
 
-def nodes_of(p: TreeParameters, n_labels: int, given: Structure | None = None) -> list[int]:
-    """How many nodes each level has, but for the last."""
+def shape_of(p: TreeParameters, n_labels: int, given: Structure | None, start: StoredModel | None) -> Shape:
+    """Of trees of so many labels. start: the model of a warm start."""
     if given is not None:
-        return [len(bounds) - 1 for bounds in given.bounds]
-    return [1 << depth for depth in depths(p, n_labels)]
+        return Shape([len(bounds) - 1 for bounds in given.bounds], given=given)
+    if start is not None:
+        return Shape(kept_nodes(start), start=start)
+    splits = depths_of(n_labels, p.max_leaf, p.root, p.branching)
+    return Shape([1 << depth for depth in splits], splits)
 
 
 def rows_of_parents(
@@ -74,26 +89,25 @@ def cut_parents(rows: NDArray[np.int64], level: Level, unit: Unit, row_entries: 
     return [(unit.first + low, unit.first + high) for low, high in fitting_ranges(work, JOB_ENTRIES)]
 
 
-def least_needs(
-    plan: MemoryPlan, dataset: Dataset, p: TreeParameters, given: Structure | None = None
-) -> dict[str, dict[str, int]]:
+def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Shape) -> dict[str, dict[str, int]]:
     """Bytes by component of each phase, at least."""
     t, n, d, k = plan.threads, dataset.n_samples, dataset.n_features, dataset.n_labels
     X = dataset.X_rows()
     row_entries, block = X.nnz / max(n, 1), plan.row_block_bytes
     beams = max((high - low for low, high in row_ranges(n)), default=1)
-    largest = _largest_parent(dataset, p, given)
+    largest = _largest_parent(dataset, p, shape)
     of_group = min(n, GROUP << strip_bits(n, X.nnz))
     strips = of_group * int(1.5 * ENTRY_BYTES * row_entries + SOLVED_ROW_BYTES)
-    structure = t * (_STRUCTURE * k + (0 if given is None else NODE_BYTES * sum(nodes_of(p, k, given))))
+    structure = t * (_STRUCTURE * k + NODE_BYTES * sum(shape.nodes))
     root = lanes_bytes(n, d) + 9 * LANES * d
     down = {"beams": t * p.beam * ROW_BYTES * beams, "row blocks": t * (3 * block + BLOCK_ROWS * p.beam * ROW_BYTES)}
     return {
         "vectors of labels": {"vectors": t * min(k, WINDOW) * _VECTOR, "row blocks": t * 3 * block},
         "splitting": {
             "vectors": t * 2 * min(k, WINDOW) * _VECTOR, "labels": t * LABEL_BYTES * k,
-            "directions": t * 5 * _VECTOR * min(k, 1 << max(depths(p, k, given), default=0)),
+            "directions": t * 5 * _VECTOR * min(k, 1 << max(shape.splits, default=0)),
         },
+        **({} if shape.start is None else {"keeping the trees": _times(t, start_needs(shape.start, dataset))}),
         "children of the root": {"rows and features": t * root, "strips": t * strips, "labels": structure},
         "rows on their way down": {**down, "labels": structure, "weights": t * _FIXED},
         "children of nodes": {
@@ -107,24 +121,25 @@ def least_needs(
     }  # fmt: skip
 
 
-def _largest_parent(dataset: Dataset, p: TreeParameters, given: Structure | None) -> int:
+def _times(t: int, needs: dict[str, int]) -> dict[str, int]:
+    return {name: t * n_bytes for name, n_bytes in needs.items()}
+
+
+def _largest_parent(dataset: Dataset, p: TreeParameters, shape: Shape) -> int:
     """Rows of a parent below the root, about, at most: as if labels were alike; of a tree that is given, at most."""
-    k = dataset.n_labels
-    if given is not None:
-        of = dataset.label_counts(), given.order
-        return max(
-            (int(rows_of_parents(*of, level, p, dataset.n_samples).max()) for level in given.levels[1:]), default=0
-        )
-    above = depths(p, k)
-    if not above:
+    if shape.given is not None:
+        of = dataset.label_counts(), shape.given.order
+        levels = shape.given.levels[1:]
+        return max((int(rows_of_parents(*of, level, p, dataset.n_samples).max()) for level in levels), default=0)
+    if not shape.nodes:
         return 0
-    positives = dataset.Y_rows().nnz / (1 << above[0])
+    positives = dataset.Y_rows().nnz / shape.nodes[0]
     return int(min(dataset.n_samples, (1.0 + p.negatives) * max(2.0 * positives, dataset.most_positives())))
 
 
-def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, given: Structure | None = None) -> TreePlan:
+def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Shape) -> TreePlan:
     """Share the budget. Raises MemoryLimitError where the smallest pieces do not fit."""
-    needs = least_needs(plan, dataset, p, given)
+    needs = least_needs(plan, dataset, p, shape)
     for what, parts in needs.items():
         plan.refuse_unless(parts, f"the label tree: {what}")
     k, each, at_once = dataset.n_labels, plan.per_thread, plan.threads * plan.processes
@@ -133,17 +148,17 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, given: Stru
     labels = (
         max(last - first for first, last in even_ranges(k, max(-(-k // room), min(at_once, k // _EACH)))) if k else 1
     )
-    deepest, depth = max(depths(p, k, given), default=0), 0
+    deepest, depth = max(shape.splits, default=0), 0
     room = (each - LABEL_BYTES * k) // (2 * _VECTOR)
     while depth < deepest and ((k >> depth) > room or (1 << depth < at_once and k >> depth > _EACH)):
         depth += 1
     weights = plan.budget - sum(needs["rows on their way down"].values())
     fixed = needs["children of nodes"]
     left = (plan.budget - sum(fixed.values())) // plan.threads
-    entries = max(1, left // 2 // ENTRY_BYTES) + int(_largest_parent(dataset, p, given) * X.nnz / n)
+    entries = max(1, left // 2 // ENTRY_BYTES) + int(_largest_parent(dataset, p, shape) * X.nnz / n)
     one = lanes_bytes(X.n_lines, dataset.n_features)
     spare = plan.budget - sum(needs["children of the root"].values())
-    of_root = p.root if given is None else given.levels[0].n_children
+    of_root = shape.nodes[0] if shape.nodes else k
     groups = max(
         1, min(_ROOT_WORK // max(X.nnz, 1), 1 + spare // plan.threads // one, -(-(of_root // LANES) // at_once), 8)
     )

@@ -14,22 +14,23 @@ import numpy as np
 
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import IMPLIED, ImpliedJob
-from xmc_stream.methods.contract import WEIGHTS, WRITING, TrainingRun
+from xmc_stream.methods.contract import WRITING, TrainingRun
+from xmc_stream.methods.start import STARTED, say_matched
 from xmc_stream.methods.weights import Given
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
-from xmc_stream.runtime.plan import even_ranges
+from xmc_stream.models.model import Model
+from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.store.places import make_folder
 from xmc_stream.tree.beams import BeamJob, row_ranges
-from xmc_stream.tree.choice import MOST_ROWS, ChoiceJob, DecisionJob, Pick, climbed, cut_picks, picks_of
-from xmc_stream.tree.clustering import SplitJob, StructureJob, Vectors, VectorsJob
-from xmc_stream.tree.given import GivenJob, given_tree
-from xmc_stream.tree.guide import CLUSTERINGS, DEPTH, FIRST_CLUSTERING, N_GROUPS, GroupsJob, groups_path
+from xmc_stream.tree.choice import MOST_ROWS, ChoiceJob, DecisionJob, Pick, climbed, cut_picks, only, picks_of
+from xmc_stream.tree.given import given_tree
+from xmc_stream.tree.guide import N_GROUPS
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
 from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, structure_path, units_of
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.plan import cut_parents, depths, nodes_of, plan_tree, rows_of_parents
+from xmc_stream.tree.plan import cut_parents, plan_tree, rows_of_parents, shape_of
 from xmc_stream.tree.scoring import score_of
+from xmc_stream.tree.shapes import Shapes
 from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.solve import RootJob, SolveJob, UnitJob
 from xmc_stream.tree.structure import Level, Structure
@@ -56,10 +57,11 @@ class _Progress:
 
 @dataclass
 class TreeRun(TrainingRun):
-    """A training run of the label tree."""
+    """A training run of the label tree. start: the model of a warm start, whose trees, groups and C it keeps."""
 
     parameters: TreeParameters
     given: Given | None = None
+    start: Model | None = None
 
     def __post_init__(self) -> None:
         parameters = self.parameters.resolved(self.dataset.n_samples)
@@ -67,19 +69,17 @@ class TreeRun(TrainingRun):
         self._tried: dict[str, float] = {}
         self._decided: dict[str, Any] = {}
         self._gaps: dict[str, list[float]] = {}
-        self._given = given_tree(self.given)
-        self._sizes = plan_tree(self.plan, self.dataset, self.parameters, self._given)
+        self._shape = shape_of(self.parameters, self.dataset.n_labels, given_tree(self.given), self.start)
+        self._sizes = plan_tree(self.plan, self.dataset, self.parameters, self._shape)
         self._score = score_of(self.dataset, self.parameters.guide)
-        self._depths = tuple(depths(self.parameters, self.dataset.n_labels, self._given))
-        self._levels = len(nodes_of(self.parameters, self.dataset.n_labels, self._given)) + 1
 
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
         p = self.parameters
         for kind in _KINDS:
             make_folder(self.work / "state" / kind)
-        yield from self._shapes()
-        progress, tiles = _Progress(p.n_trees * self._levels), []
+        started = yield from self._shapes()
+        progress, tiles = _Progress(p.n_trees * (len(self._shape.nodes) + 1)), []
         nnz, implied, levels = 0, {}, list[list[int]]()
         if self._score["guide"]:
             receipt = yield from self._guide(progress)
@@ -109,54 +109,26 @@ class TreeRun(TrainingRun):
             "nnz": nnz, "objective": None, "duality_gap": None, "trees": p.n_trees, "tiles": tiles, "levels": levels,
             "tree_score": self._score, "beam": p.beam, "C": self._of.parameters.C, "C_tried": self._tried,
             "gaps": {name: [round(f(of), 6) for f in (np.mean, np.max)] for name, of in self._gaps.items() if of},
-            **implied, **self._decided,
+            **implied, **started, **self._decided,
         }  # fmt: skip
 
     def _state(self, kind: str, name: str) -> str:
         """Where a job leaves its pack: by its key, see `key_of_state`."""
         return str(self.work / "state" / kind / name)
 
-    def _shapes(self) -> Steps:
-        """Vectors of labels, and the shapes of all trees."""
-        k, depth, p = self.dataset.n_labels, self._sizes.depth, self.parameters
-        deepest = max(self._depths, default=0)
-        spans = even_ranges(k, -(-k // self._sizes.labels)) if deepest or self._score["guide"] else []
-        jobs = [
-            VectorsJob(self._of, first, last, self._sizes.block_bytes, self._state("vectors", f"{first}-{last}"))
-            for first, last in spans
-        ]
-        if jobs:
-            yield Phase("vectors", jobs, "adding up the rows of labels", (0.0, _CLUSTERED / 2), twice=True)
-        vectors = Vectors(tuple(first for first, _ in spans), tuple(job.out for job in jobs))
-
-        def split(tree: int, node: int, begin: int, end: int, before: str = "") -> SplitJob:
-            out = self._state("split", f"{tree}_{begin}-{end}_{node}")
-            return SplitJob(vectors, k, self.seed, tree, node, begin, end, before, self._sizes.held, out)
-
-        begin = min(depth, deepest) or deepest
-        tops = [split(tree, 0, 0, begin) for tree in range(p.n_trees) if self._given is None]
-        parts: list[list[SplitJob]] = [[top] for top in tops]
-        groups = [split(FIRST_CLUSTERING + r, 0, 0, DEPTH) for r in range(CLUSTERINGS if self._score["guide"] else 0)]
-        if first := [*tops, *groups]:
-            yield Phase("splits", first, "splitting the labels", (_CLUSTERED / 2, _CLUSTERED * 0.75), twice=True)
-        if begin < deepest:
-            parts = [
-                [split(tree, node, begin, deepest, top.out) for node in range(1 << begin)]
-                for tree, top in enumerate(tops)
-            ]
-            every = [job for of_tree in parts for job in of_tree]
-            yield Phase("splits below", every, "splitting the labels", (_CLUSTERED * 0.75, _CLUSTERED), twice=True)
-        joins: list[Job] = [
-            StructureJob(tree, self._depths, tuple(job.out for job in of_tree), str(structure_path(self.work, tree)))
-            for tree, of_tree in enumerate(parts)
-        ]
-        if self._given is not None:
-            joins.append(
-                GivenJob(str(self.work / WEIGHTS), tuple(self._given.arrays()), str(structure_path(self.work, 0)))
-            )
-        if groups:
-            joins.append(GroupsJob(k, tuple(job.out for job in groups), str(groups_path(self.work))))
-        yield Phase("shapes", joins, "splitting the labels", (_CLUSTERED, _CLUSTERED), twice=True)
+    def _shapes(self) -> Generator[Phase, list[Receipt], dict[str, Any]]:
+        """The shapes of all trees, and groups; returns what the model says of a warm start."""
+        guided = self._score["guide"] > 0
+        start = "" if self.start is None else str(self.start.path.absolute())
+        groups = self.start is not None and self.start.attributes["tree_score"]["guide"] > 0
+        shapes = Shapes(
+            self._of, self.dataset.n_labels, self._shape, self._sizes, guided, start, groups, self._state, _CLUSTERED
+        )
+        first, *_ = yield from shapes.loop()
+        if not start:
+            return {}
+        say_matched(first, "places")
+        return {STARTED: first}
 
     def _guide(self, progress: _Progress) -> Steps:
         """Solve and write the groups of the guide; returns the receipt of the unit."""
@@ -213,7 +185,8 @@ class TreeRun(TrainingRun):
         rows = np.minimum(rows if before else np.full(1, dataset.n_samples), MOST_ROWS)
         row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
         parts = cut_picks(picks_of(level, rows, self.seed), rows, row_entries)
-        climb, left = climbed(), dict[float, tuple[str, ...]]()
+        known = None if self.start is None else float(self.start.attributes["C"])
+        climb, left = climbed() if known is None else only(known), dict[float, tuple[str, ...]]()
         found: Any = None
         while True:
             try:

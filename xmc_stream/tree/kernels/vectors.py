@@ -137,3 +137,17 @@ def part_nodes(
                 high += 1
         halves[2 * c + 1], halves[2 * c + 2] = middle, end
     return halves
+
+
+@kernel
+def nearest(vectors: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Of each line of vectors, the line of centres that has the largest product with it; the first one of several."""
+    (n, d), m = vectors.shape, len(centres)
+    flat, of_centres, found = vectors.reshape(n * d), centres.reshape(m * d), np.zeros(n, np.int64)
+    for i in range(n):
+        largest = np.float32(-np.inf)
+        for c in range(m):
+            along = np.float32(product(flat, i * d, of_centres, c * d, d))
+            if along > largest:
+                largest, found[i] = along, c
+    return found
