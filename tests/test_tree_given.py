@@ -178,8 +178,13 @@ def test_what_else_is_refused(tmp_path: Path) -> None:
             structure_of(tree, numbered(2))
     with pytest.raises(InputError, match="give labels different names"):
         structure_of([("a", "x"), ("b", "x")], named(tmp_path, "a", "b", "a"))
-    with pytest.raises(InputError, match="set n_trees to 1"):
-        parameters("parabel", {"tree": "given"})
+    data, asked = stored(tmp_path, *topics(k=12)), parameters("parabel", {"tree": "given"})
+    for tree, said in (
+        (Given(tree=structure_of([(i, "a") for i in range(12)], data).arrays()), "n_trees"),
+        (None, "no tree"),
+    ):
+        with pytest.raises(InputError, match=said):
+            method_of(asked).check(Task(data, asked, 0, given=tree))
 
 
 @pytest.mark.parametrize("solver", [name for name in names() if "tree" not in parameters(name, {}).rules()])

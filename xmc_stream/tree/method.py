@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from xmc_stream.tree.plan import depths, least_needs, nodes_of, plan_tree
 from xmc_stream.tree.run import TreeRun, key_of_state
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.solve import GUIDE_EPOCHS
+from xmc_stream.tree.structure import Structure
 
 # nanoseconds of an entry of X: in a step of LANES children, on its way down a level
 _STEP_NS, _DOWN_NS, _VISITS = 12.0, 150.0, 6.0
@@ -32,15 +34,20 @@ class TreeForecaster(Forecaster):
 
     task: Task
 
+    @cached_property
+    def given(self) -> Structure | None:
+        """The tree that comes with the data."""
+        return given_tree(self.task.given)
+
     def check(self, plan: MemoryPlan) -> None:
         """Whether the smallest pieces fit."""
-        plan_tree(plan, self.task.dataset, self.task.parameters, given_tree(self.task.given))
+        plan_tree(plan, self.task.dataset, self.task.parameters, self.given)
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """Without a probe."""
         dataset = self.task.dataset
         p = self.task.parameters.resolved(dataset.n_samples)
-        given = given_tree(self.task.given)
+        given = self.given
         sizes, needs = plan_tree(plan, dataset, p, given), least_needs(plan, dataset, p, given)
         X, Y, k = dataset.X_rows(), dataset.Y_rows(), dataset.n_labels
         one = X.nnz * X.entry_bytes
@@ -97,7 +104,7 @@ class TreeMethod(Method):
         if task.warm_start is not None:
             raise InputError(f"{self.name} takes no warm start: leave it out")
         check_given(task.given, task.dataset, task.parameters.class_weight)
-        check_tree(given_tree(task.given), task.parameters.tree, task.dataset)
+        check_tree(given_tree(task.given), task.parameters, task.dataset)
 
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> TreeRun:
         """See `Method`."""

@@ -106,10 +106,9 @@ def _largest_parent(dataset: Dataset, p: TreeParameters, given: Structure | None
     """Rows of a parent below the root, about, at most: as if labels were alike; of a tree that is given, at most."""
     k = dataset.n_labels
     if given is not None:
-        of = dataset.label_counts(), given.order
-        return max(
-            (int(rows_of_parents(*of, level, p, dataset.n_samples).max()) for level in given.levels[1:]), default=0
-        )
+        ends = np.concatenate([[0], np.cumsum(dataset.label_counts()[given.order])])
+        most = max((int((np.diff(ends[of.parents]) * ~of.alone).max()) for of in given.levels[1:]), default=0)
+        return int(min(dataset.n_samples, np.ceil((1.0 + p.negatives) * most)))
     above = depths(p, k)
     if not above:
         return 0
