@@ -50,6 +50,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     xs.convert(X, folder / "data.xmc", labels=Y, normalize="l2").with_observed(sp.csr_matrix(np.ones((N, K))))
     np.save(folder / "rows.npy", np.ones(N))
     np.save(folder / "labels.npy", np.ones(K))
+    (folder / "tree.txt").write_text(
+        "".join(f"{label} n{label % 4}\nn{label % 4} m{label % 2}\n" for label in range(K))
+    )
     xs.PPDSparse(memory_limit="2GB").fit(folder / "data.xmc", model=folder / "start.model")
     return folder / "data.xmc"
 
@@ -155,12 +158,16 @@ def test_the_least_limit_of_a_calibrated_training_works(solver: str, data: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [("--warm-start", "start.model"), ("--class-weight", "labels.npy"), ("--sample-weight", "rows.npy")]
-)
-def test_the_least_limit_of_a_start_and_of_weights_works(
-    more: tuple[str, str], data: Path, commands: Cli, tmp_path: Path
+    "more",
+    [
+        ("--warm-start", "start.model"), ("--class-weight", "labels.npy"), ("--sample-weight", "rows.npy"),
+        ("--solver", "tree", "--tree", "tree.txt"),
+    ],
+)  # fmt: skip
+def test_the_least_limit_of_a_start_and_of_what_is_given_works(
+    more: tuple[str, ...], data: Path, commands: Cli, tmp_path: Path
 ) -> None:
-    check(commands, "train", data, tmp_path / "m", more[0], data.with_name(more[1]))
+    check(commands, "train", data, tmp_path / "m", *more[:-1], data.with_name(more[-1]))
 
 
 OTHERS: dict[str, list[tuple[str, ...]]] = {

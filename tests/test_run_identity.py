@@ -66,6 +66,7 @@ CHANGES_ANEW = {
 CSV: Words = ("t.csv", "{out}")
 LISTS: Words = ("l.csv", "{out}", "--label-field", "tags")
 TAGS: Words = ("t.csv", "{out}", "--label-field", "tags")
+TREE: Words = ("rows.xmc", "{out}", "--solver", "tree", "--set", "C=1")
 
 # (command, option): the call that is made first, and again with the second words behind it.
 CHANGES: dict[tuple[str, str], tuple[Words, Words] | tuple[Words, Words, Words]] = {
@@ -77,6 +78,7 @@ CHANGES: dict[tuple[str, str], tuple[Words, Words] | tuple[Words, Words, Words]]
     ("train", "calibrate"): ((*GOES_ON["train"], "--calibrate", "0.3"), ("--calibrate", "0.4")),
     ("train", "sample_weight"): (GOES_ON["train"], ("--sample-weight", "rows.npy")),
     ("train", "class_weight"): (GOES_ON["train"], ("--class-weight", "labels.npy")),
+    ("train", "tree"): ((*TREE, "--tree", "tree.txt"), (), (*TREE, "--tree", "tree2.txt")),
     ("tune", "data"): (GOES_ON["tune"], (), ("rows2.xmc", *GOES_ON["tune"][1:])),
     ("tune", "solver"): (GOES_ON["tune"], ("--solver", "dismec")),
     ("tune", "grids"): (GOES_ON["tune"], ("--grid", "lam=0.1")),
@@ -145,6 +147,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "four.txt": "e\nf\ng\nh\n",
         "pairs.txt": "0 0\n1 2\n",
         "ids.txt": "0\n3\n",
+        "tree.txt": "0 a\n1 a\n2 b\n3 b\n4 b\n",
+        "tree2.txt": "0 a\n1 a\n2 a\n3 b\n4 b\n",
         "t.csv": "id,text,more,label,tags\n1,The red Cat,old,p,u|v\n2,red dog dog,new,q,v\n3,a blue fox red,old,p,u\n",
         "l.csv": "text,tags\nthe red cat,\"['u', 'v']\"\nred dog dog,['w']\n",
         "n.csv": "2,1\nthe red cat,pear\nred dog dog,quince\n",

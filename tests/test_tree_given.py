@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from helpers.compiler import needs_compiler
+from helpers.cuts import CutError, CutLedger
 from helpers.forked import run_forked
 from helpers.problems import LIMIT
 from helpers.trees import PLAN, finished, run_tree, solved, stored, topics
@@ -178,8 +179,13 @@ def test_what_else_is_refused(tmp_path: Path) -> None:
             structure_of(tree, numbered(2))
     with pytest.raises(InputError, match="give labels different names"):
         structure_of([("a", "x"), ("b", "x")], named(tmp_path, "a", "b", "a"))
-    with pytest.raises(InputError, match="set n_trees to 1"):
-        parameters("parabel", {"tree": "given"})
+    data, asked = stored(tmp_path, *topics(k=12)), parameters("parabel", {"tree": "given"})
+    for tree, said in (
+        (Given(tree=structure_of([(i, "a") for i in range(12)], data).arrays()), "n_trees"),
+        (None, "no tree"),
+    ):
+        with pytest.raises(InputError, match=said):
+            method_of(asked).check(Task(data, asked, 0, given=tree))
 
 
 @pytest.mark.parametrize("solver", [name for name in names() if "tree" not in parameters(name, {}).rules()])
@@ -208,7 +214,14 @@ def test_the_tree_is_taken_as_it_is_whatever_the_limit(guide: bool, tmp_path: Pa
         run_tree(data, tmp_path / str(number), p, plan=plan, given=Given(tree=tree.arrays()))
         for number, plan in enumerate((PLAN, MemoryPlan(2**40, 140 * MIB, 2, processes=2)))
     ]
-    run = runs[0]
+    run, ledger = runs[0], CutLedger()
+    while True:
+        ledger.left = 4
+        try:
+            runs.append(run_tree(data, tmp_path / "cut", p, notes=ledger, given=Given(tree=tree.arrays())))
+        except CutError:
+            continue
+        break
     assert nodes_of(run.structure()) == nodes_of(tree)
     assert len(run.of(GivenJob)) == 1
     assert bool(run.of(VectorsJob)) == guide

@@ -28,6 +28,7 @@ from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.names import NamedIds, Names
 from xmc_stream.system.memory import MemoryLimit
+from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.structure import Structure
 
 MOST_LEVELS = 64
@@ -263,11 +264,13 @@ def given_tree(given: Given | None) -> Structure | None:
     return None if given is None or given.tree is None else Structure.of(given.tree)
 
 
-def check_tree(tree: Structure | None, said: str | None, dataset: Dataset) -> None:
-    """Raise InputError where the parameter `tree` and what was given do not go together, or not with the dataset."""
-    if (tree is None) != (said is None):
+def check_tree(tree: Structure | None, p: TreeParameters, dataset: Dataset) -> None:
+    """Raise InputError where parameters and what was given do not go together, or not with the dataset."""
+    if (tree is None) != (p.tree is None):
         words = "tree is 'given', and no tree is" if tree is None else "a tree is given, and the parameter tree is None"
         raise InputError(words + ": give both (" + flags.TREE + " FILE), or none")
+    if tree is not None and p.n_trees != 1:
+        raise InputError(f"a tree is given, and n_trees is {p.n_trees}: set n_trees to 1")
     if tree is not None and tree.n_labels != dataset.n_labels:
         raise InputError(
             f"the tree has {tree.n_labels:,} labels, and {dataset.path} has {dataset.n_labels:,}: give one of its labels"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class TreeForecaster(Forecaster):
 
     task: Task
 
-    @property
+    @cached_property
     def _shape(self) -> Shape:
         task = self.task
         return shape_of(task.parameters, task.dataset.n_labels, given_tree(task.given), task.warm_start)
@@ -100,13 +101,13 @@ class TreeMethod(Method):
     reported = ("C", "C_tried", "gaps", STARTED)
 
     def check(self, task: Task) -> None:
-        """Weights are as many as rows and labels; a tree is there if it is said to be; no warm start."""
+        """Weights are as many as rows and labels; a tree is there if it is said to be; a warm start has trees to keep."""
         if task.warm_start is not None:
             refuse_start(task.warm_start, self.kind, task.parameters.n_trees, task.dataset)
             if task.parameters.tree is not None:
                 raise InputError("a tree is given, and a model whose trees are kept: leave one of them out")
         check_given(task.given, task.dataset, task.parameters.class_weight)
-        check_tree(given_tree(task.given), task.parameters.tree, task.dataset)
+        check_tree(given_tree(task.given), task.parameters, task.dataset)
 
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> TreeRun:
         """See `Method`."""

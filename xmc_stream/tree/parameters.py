@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import GIVEN, ClassWeight, Flag, GivenTree, Number, Parameters, Whole, parameter
 
 # of the known trees: a node is trained on the rows that have a label below its parent
@@ -98,10 +97,6 @@ class TreeParameters(Parameters):
             unsaid=True,
         ),
     )
-
-    def _check_together(self) -> None:
-        if self.tree is not None and self.n_trees != 1:
-            raise InputError(f"a tree is given, and n_trees is {self.n_trees}: set n_trees to 1")
 
     def resolved(self, n_samples: int) -> TreeParameters:
         """With what rules decide for so many rows, C apart."""

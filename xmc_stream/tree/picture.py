@@ -61,7 +61,7 @@ def lines_of_picture(picture: dict[str, Any], number: int, n_trees: int) -> list
         name = f"level {depth - 1}" if depth else "root"
         lines.append(f"  {name:14} {of['nodes']:9,}   {_words(of['children']):27}{_words(of['labels'])}")
     for of in picture["examples"]:
-        labels = ", ".join(f"{name!r:.40} {count:,}" for name, count in of["frequent"])
+        labels = ", ".join(f"{name!r:.40} ({count:,})" for name, count in of["frequent"])
         more = of["labels"] - len(of["frequent"])
         lines.append(f"  node-0-{of['node']}: {labels}" + (f" and {more:,} more" if more else ""))
     return lines

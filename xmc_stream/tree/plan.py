@@ -127,10 +127,10 @@ def _times(t: int, needs: dict[str, int]) -> dict[str, int]:
 
 def _largest_parent(dataset: Dataset, p: TreeParameters, shape: Shape) -> int:
     """Rows of a parent below the root, about, at most: as if labels were alike; of a tree that is given, at most."""
-    if shape.given is not None:
-        of = dataset.label_counts(), shape.given.order
-        levels = shape.given.levels[1:]
-        return max((int(rows_of_parents(*of, level, p, dataset.n_samples).max()) for level in levels), default=0)
+    if (given := shape.given) is not None:
+        ends = np.concatenate([[0], np.cumsum(dataset.label_counts()[given.order])])
+        most = max((int((np.diff(ends[of.parents]) * ~of.alone).max()) for of in given.levels[1:]), default=0)
+        return int(min(dataset.n_samples, np.ceil((1.0 + p.negatives) * most)))
     if not shape.nodes:
         return 0
     positives = dataset.Y_rows().nnz / shape.nodes[0]
