@@ -11,6 +11,7 @@ classifier, see `Level.alone`. A level that divides no node of the one above is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
@@ -27,15 +28,16 @@ from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.names import NamedIds, Names
-from xmc_stream.system.memory import MemoryLimit
+from xmc_stream.system.memory import MemoryLimit, return_freed_memory
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.structure import Structure
 
 MOST_LEVELS = 64
 _LONGEST_LINE = 1 << 14
 _STEP = 1 << 16  # words that are taken between two looks at the limit
-_WORD_BYTES = 700  # of a word and its node, until the levels are made
+_WORD_BYTES, _NODE_BYTES = 250, 350  # of a word, and of what becomes of it, until the levels are made
 _NAMED = 3  # labels that a message names
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 Tree = str | Path | Iterable[tuple[Any, Any]]
 
 
@@ -44,6 +46,13 @@ def structure_of(tree: Tree, dataset: Dataset, memory_limit: str | int | None = 
 
     Raises InputError, with the file and line, for what is no tree of the dataset's labels.
     """
+    made = _structure_of(tree, dataset, memory_limit)
+    if dataset.n_labels > _STEP:  # whose words took much memory
+        return_freed_memory()
+    return made
+
+
+def _structure_of(tree: Tree, dataset: Dataset, memory_limit: str | int | None) -> Structure:
     words = _Words(tree, memory_limit)
     labels = _labels_of(words, dataset)
     parents, inner = np.array(words.parents, np.int64), np.zeros(len(words.parents), np.bool_)
@@ -74,7 +83,7 @@ class _Words:
                 self.parents[c], self.lines[c] = p, line
             if len(self.parents) >= seen + _STEP:
                 seen = len(self.parents)
-                limit.check({"words of the tree": _WORD_BYTES * _STEP}, "reading the tree")
+                limit.check({"words": _WORD_BYTES * _STEP, "nodes": _NODE_BYTES * (seen + _STEP)}, "reading the tree")
 
     def _number(self, word: str) -> int:
         number = self.numbers.setdefault(word, len(self.parents))
@@ -105,8 +114,8 @@ class _Words:
                 round_trip.append(self.parents[round_trip[-1]])
             last = max(round_trip, key=self.lines.__getitem__)
             raise InputError(
-                f"{self.place(self.lines[last])}: {self.word(last)!r:.50} lies below itself, in a cycle of {len(round_trip)} "
-                "lines: leave one of them out"
+                f"{self.place(self.lines[last])}: {self.word(last)!r:.50} lies below itself, in a cycle of "
+                f"{len(round_trip)} line{'s' * (len(round_trip) > 1)}: leave one of them out"
             )
 
 
@@ -156,14 +165,17 @@ def _pairs(tree: Any) -> Iterator[tuple[int, str, str]]:
 
 def _labels_of(words: _Words, dataset: Dataset) -> NDArray[np.int64]:
     """The label that each word is, -1 of those that are none."""
-    names = dataset.label_names()
-    if names is not None and words.numbers:
+    names, every = dataset.label_names(), list(words.numbers)
+    if names is not None:
+        by_name, found = NamedIds(names), np.empty(len(every), np.int64)
         try:
-            return NamedIds(names).find(list(words.numbers))
+            for low in range(0, len(every), _STEP):
+                found[low : low + _STEP] = by_name.find(every[low : low + _STEP])
         except LookupError as error:
             raise InputError(f"{words.what}: {error}: give labels different names") from None
-    plain = {str(label): label for label in range(dataset.n_labels)}
-    return np.array([plain.get(word, -1) for word in words.numbers], np.int64)
+        return found
+    numbers = (int(word) if _NUMBER.fullmatch(word) else -1 for word in every)
+    return np.array([number if number < dataset.n_labels else -1 for number in numbers], np.int64)
 
 
 def _refuse_unfit(words: _Words, labels: NDArray[np.int64], inner: NDArray[np.bool_], dataset: Dataset) -> None:
