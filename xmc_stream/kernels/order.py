@@ -39,6 +39,12 @@ class RowOrder(NamedTuple):
         return -(-self.n_samples >> self.strip_bits)
 
 
+def strip_bits(n_samples: int, nnz: int, strip_bytes: int, most: int) -> int:
+    """log2 of the rows of a strip: so many bytes on average, where rows have nnz entries together; 2^most rows at most."""
+    row_bytes = 8 * nnz // max(n_samples, 1)
+    return min(max(0, (strip_bytes // max(row_bytes, 1)).bit_length() - 1), most)
+
+
 @kernel
 def epoch_key(seed: int, round_: int, epoch: int) -> np.uint64:
     """The key of an epoch's order, the same for all classes."""

@@ -21,7 +21,7 @@ from xmc_stream.errors import StoreError
 from xmc_stream.runtime.job import Ledger, Receipt
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, cut_evenly, new_store
+from xmc_stream.store.encoding import MatrixWriter, cut_evenly, new_store, write_arrays
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.model import CHUNK_BYTES, UNIT, StoredModel
 from xmc_stream.store.nodes import Group, understood
@@ -140,11 +140,7 @@ def new_unit(path: Path, n_features: int, n_classes: int, dtype: DTypeLike = np.
         weights.close()
         for name in ("indices", "data"):
             cut_evenly(Group(group.path / "weights"), name)
-        arrays: dict[str, NDArray[Any]] = {"bias": writer.bias, **writer.statistics}
-        for name, values in arrays.items():
-            array = ArrayWriter(group, name, values.dtype)
-            array.append(values)
-            array.close()
+        write_arrays(group, {"bias": writer.bias, **writer.statistics})
 
 
 def half_holds(values: Iterable[NDArray[np.float32]]) -> bool:

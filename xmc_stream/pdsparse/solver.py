@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels import order
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.domains import LABEL_NUMBERS, PASSES
 from xmc_stream.kernels.order import GROUP
@@ -33,8 +34,7 @@ _STRIP_BYTES, _STRIP_BITS = 1 << 17, 7  # of a strip of rows, on average, and ro
 
 def strip_bits(n_samples: int, nnz: int) -> int:
     """Rows of a strip, log2: a matter of the data alone."""
-    row_bytes = 8 * nnz // max(n_samples, 1)
-    return min(max(0, (_STRIP_BYTES // max(row_bytes, 1)).bit_length() - 1), _STRIP_BITS)
+    return order.strip_bits(n_samples, nnz, _STRIP_BYTES, _STRIP_BITS)
 
 
 def n_groups(n_samples: int, nnz: int) -> int:

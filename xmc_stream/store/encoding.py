@@ -166,6 +166,14 @@ class ArrayWriter:
         return self._hash.hexdigest()
 
 
+def write_arrays(group: Group, arrays: Mapping[str, NDArray[Any]], chunk_bytes: int = CHUNK_BYTES) -> None:
+    """Write arrays that are in memory, by name."""
+    for name, values in arrays.items():
+        writer = ArrayWriter(group, name, values.dtype, chunk_bytes)
+        writer.append(values)
+        writer.close()
+
+
 def _close(files: list[BinaryIO]) -> None:
     for file in files:
         with suppress(OSError):  # of a disk that is full: an array that was abandoned is no loss

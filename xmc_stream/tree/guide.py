@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.chunks import read_small
-from xmc_stream.store.encoding import ArrayWriter, new_store
+from xmc_stream.store.encoding import new_store, write_arrays
 from xmc_stream.store.model import CHUNK_BYTES
 from xmc_stream.tree.clustering import read_split
 from xmc_stream.tree.nodes import GUIDE, Unit
@@ -70,9 +70,7 @@ class GroupsJob:
 def write_groups(groups: NDArray[np.uint8], path: Path) -> None:
     """The groups of each label (K, CLUSTERINGS)."""
     with new_store(path, {}) as group:
-        writer = ArrayWriter(group, "groups", np.uint8, CHUNK_BYTES)
-        writer.append(groups.ravel())
-        writer.close()
+        write_arrays(group, {"groups": groups.ravel()}, CHUNK_BYTES)
 
 
 def read_groups(model: Path, n_labels: int) -> NDArray[np.uint8]:

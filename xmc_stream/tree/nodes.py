@@ -18,7 +18,7 @@ from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.runtime.plan import fitting_ranges
 from xmc_stream.store.chunks import open_array
-from xmc_stream.store.encoding import ArrayWriter, new_store
+from xmc_stream.store.encoding import ArrayWriter, new_store, write_arrays
 from xmc_stream.store.model import CHUNK_BYTES
 from xmc_stream.tree.kernels.records import (
     MOST,
@@ -102,7 +102,7 @@ def write_unit(
     bits, starts = np.empty(len(children) - 1, np.uint8), np.zeros(len(children), np.int64)
     scale, n_bytes, nnz = np.zeros(len(bias), np.float32), 0, 0
     with new_store(path, {}) as group:
-        writers = {name: ArrayWriter(group, name, kind, CHUNK_BYTES) for name, kind in _ARRAYS.items()}
+        writers = {name: ArrayWriter(group, name, _ARRAYS[name], CHUNK_BYTES) for name in ("offsets", "records")}
         packer = _Packer(hash_bits(n_features), np.zeros(n_features, np.bool_), most, writers)
         for parent, source in enumerate(parents):
             base = children[panels[parent]]
@@ -113,11 +113,9 @@ def write_unit(
                 if size >= 1 << 32:
                     raise InputError(f"the weights of {high - low} nodes take {size:,} bytes: raise prune")
                 starts[panel + 1], nnz, n_bytes = starts[panel] + size, nnz + kept, n_bytes + size
-        small: dict[str, NDArray[Any]] = {"bits": bits, "starts": starts, "bias": bias, "scale": scale}
-        for name, values in small.items():
-            writers[name].append(values)
         for writer in writers.values():
             writer.close()
+        write_arrays(group, {"bits": bits, "starts": starts, "bias": bias, "scale": scale}, CHUNK_BYTES)
     n_places = int(((1 << bits.astype(np.int64)) + 1).sum())
     return {"nnz": nnz, "bytes": n_bytes + 4 * n_places + 8 * len(bias) + 40 * len(children)}
 

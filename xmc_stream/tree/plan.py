@@ -18,7 +18,7 @@ from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES, row_ranges
 from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, WINDOW
 from xmc_stream.tree.nodes import FEATURE_BYTES, LEAST_WEIGHTS, WEIGHT_BYTES, Unit
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.solve import ENTRY_BYTES, READ_WEIGHTS, parent_needs, strip_bits
+from xmc_stream.tree.solve import ENTRY_BYTES, READ_WEIGHTS, bits_of_strips, parent_needs
 from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
 from xmc_stream.tree.start import kept_nodes, start_needs
 from xmc_stream.tree.structure import NODE_BYTES, Level, Structure, depths_of
@@ -96,7 +96,7 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
     row_entries, block = X.nnz / max(n, 1), plan.row_block_bytes
     beams = max((high - low for low, high in row_ranges(n)), default=1)
     largest = _largest_parent(dataset, p, shape)
-    of_group = min(n, GROUP << strip_bits(n, X.nnz))
+    of_group = min(n, GROUP << bits_of_strips(X))
     strips = of_group * int(1.5 * ENTRY_BYTES * row_entries + SOLVED_ROW_BYTES)
     structure = t * (_STRUCTURE * k + NODE_BYTES * sum(shape.nodes))
     root = lanes_bytes(n, d) + 9 * LANES * d
@@ -160,7 +160,7 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Shap
     spare = plan.budget - sum(needs["children of the root"].values())
     of_root = shape.nodes[0] if shape.nodes else k
     groups = max(
-        1, min(_ROOT_WORK // max(X.nnz, 1), 1 + spare // plan.threads // one, -(-(of_root // LANES) // at_once), 8)
+        1, min(_ROOT_WORK // max(X.nnz, 1), 1 + spare // plan.threads // one, -(-of_root // (LANES * at_once)), 8)
     )
     packed = (plan.budget - sum(needs["writing nodes"].values())) // plan.threads // WEIGHT_BYTES
     packed = LEAST_WEIGHTS + min(packed, 1 << 24)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.domains import TREE_ORDERS
 from xmc_stream.kernels.instructions import LANES
-from xmc_stream.kernels.order import GROUP, strip_slots
+from xmc_stream.kernels.order import GROUP, strip_bits, strip_slots
 from xmc_stream.kernels.permutation import key_of
 from xmc_stream.linear.kernels.dcd import ONCE, Penalty, Steps, Times, of_lines
 from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, new_lanes, shuffle_awake, visit_lanes
@@ -64,9 +64,9 @@ def parent_needs(threads: int, n: int, nnz: int, n_features: int) -> dict[str, i
     }
 
 
-def strip_bits(n_rows: int, nnz: int) -> int:
+def bits_of_strips(X: SparseMatrix) -> int:
     """log2 of the rows of a strip."""
-    return max(0, min((STRIP_BYTES * n_rows // max(8 * nnz, 1)).bit_length() - 1, STRIP_BITS))
+    return strip_bits(X.n_lines, X.nnz, STRIP_BYTES, STRIP_BITS)
 
 
 class Problem(NamedTuple):
@@ -377,7 +377,7 @@ class _Strips:
 
     def __init__(self, X: SparseMatrix, of_rows: RowWeights, together: list[_Group]) -> None:
         self._X, self._n, self._of_rows, self._together = X, X.n_lines, of_rows, together
-        self._bits = strip_bits(X.n_lines, X.nnz)
+        self._bits = bits_of_strips(X)
 
     @property
     def bytes_read(self) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import open_array
-from xmc_stream.store.encoding import ArrayWriter, index_dtype, new_store
+from xmc_stream.store.encoding import index_dtype, new_store, write_arrays
 from xmc_stream.store.model import CHUNK_BYTES
 
 ORDER = "order"
@@ -117,10 +117,7 @@ class Structure:
         with new_store(path, {}) as group:
             arrays = self.arrays()
             arrays[ORDER] = arrays[ORDER].astype(index_dtype(self.n_labels))
-            for name, values in arrays.items():
-                writer = ArrayWriter(group, name, values.dtype, CHUNK_BYTES)
-                writer.append(values)
-                writer.close()
+            write_arrays(group, arrays, CHUNK_BYTES)
 
     @classmethod
     def read(cls, path: Path, n_labels: int) -> Structure:
