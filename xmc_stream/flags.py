@@ -84,5 +84,6 @@ SAMPLE_WEIGHT = Wording("--sample-weight", "sample_weight")
 CLASS_WEIGHT = Wording("--class-weight", "class_weight")
 FILTER = Wording("--filter", "filter")
 K = Wording("-k", "k")
+BEAM = Wording("--beam", "beam")
 
 NTHREADS = Wording("--nthreads", "nthreads")  # of a worker of dask

@@ -217,7 +217,7 @@ class Fitted:
         if is_on_disk(X) and y is None:
             from xmc_stream.evaluation.evaluate import evaluate  # `fit` and `predict` go without
 
-            return float(evaluate(self.model_.path, as_dataset(X), ks=(1,), **self._how())["P@1"]) / 100.0
+            return float(evaluate(self.model_, as_dataset(X), ks=(1,), **self._how())["P@1"]) / 100.0
         if y is None:
             raise InputError("score needs y, the true labels of X: only a dataset comes with its own")
         truth = self._target.matrix(y)

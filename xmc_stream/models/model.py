@@ -176,6 +176,40 @@ class Model(Kind):
 
         return predict_topk(self, data, k, Execution(memory_limit, threads, scheduler, progress))
 
+    def with_beam(self, beam: int | None) -> Model:
+        """The same model, whose rows go on from another number of nodes of a level: for label trees.
+
+        All that predicts, evaluates or plans with what is returned does so by that beam; the files stay as they are.
+
+        Parameters
+        ----------
+        beam : int or None
+            Nodes of a level, from 1 on. None: all, so that every label is scored.
+
+        Returns
+        -------
+        Model
+
+        Raises
+        ------
+        InputError
+            The model is of another kind, or beam is out of range.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+        >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+        >>> exact = xs.LabelTree(max_leaf=1).fit(X, X).model_.with_beam(None)
+        >>> exact.predict_topk(X[[0, 29]], k=1)[0].tolist()
+        [[0], [2]]
+        """
+        raise InputError(f"{self.path} is a {self.kind} model, which has no beam: leave out " + flags.BEAM)
+
+    @property
+    def searched(self) -> dict[str, Any]:
+        """How labels are looked for, where that is set anew for each prediction: with this, predictions are kept."""
+        return {}
+
     @property
     def decision(self) -> Decision:
         """Which labels of a row are predicted.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xmc_stream.arguments import native_arguments, whole
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.linear.implied import IMPLIED, ImpliedLabels
 from xmc_stream.models.kind import Checker, WeightArrays
@@ -27,9 +28,32 @@ class TreeModel(TreeWeights, Model):
     """A model of label trees."""
 
     kind = "tree"
+    _origin: TreeModel | None = None  # the model that this one is with another beam
 
     def _more(self) -> str:
-        return f", {self.n_trees} tree{'s' * (self.n_trees > 1)}"
+        beam = "" if self._origin is None else f", beam {_spelled(self.beam)}"
+        return f", {self.n_trees} tree{'s' * (self.n_trees > 1)}{beam}"
+
+    def __reduce__(self) -> Any:
+        return super().__reduce__() if self._origin is None else (TreeModel.with_beam, (self._origin, self.beam))
+
+    def reopened(self) -> Model:
+        """With the same beam."""
+        now = super().reopened()
+        return now if self._origin is None else now.with_beam(self.beam)
+
+    @native_arguments
+    def with_beam(self, beam: int | None) -> TreeModel:
+        """See `Model`."""
+        made = TreeModel(self.path, self.attributes)
+        made._origin = self._origin or self  # whose files live as long
+        made.beam = None if beam is None else whole("beam", beam, str(self.path))
+        return made
+
+    @property
+    def searched(self) -> dict[str, Any]:
+        """The beam."""
+        return {"beam": _spelled(self.beam)}
 
     def _hash_weights(self, update: Callable[[Any], None]) -> None:
         structures = self.structures()
@@ -87,3 +111,7 @@ class TreeModel(TreeWeights, Model):
         raise InputError(
             f"{self.path} is a tree model, whose labels have no scores of their own: it cannot be exported"
         )
+
+
+def _spelled(beam: int | None) -> int | str:
+    return "none" if beam is None else beam
