@@ -16,6 +16,8 @@ from xmc_stream.runtime.check import array_jobs, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.system.progress import LOG
+from xmc_stream.tree.exported import exported
 from xmc_stream.tree.guide import read_groups
 from xmc_stream.tree.nodes import hash_unit
 from xmc_stream.tree.predict import HeldTrees, TreesWarmUp, TreeTask, TreeWeights, held_needs
@@ -81,8 +83,11 @@ class TreeModel(TreeWeights, Model):
     def ranking(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
     ) -> TreeTask:
-        """What it takes is foreseen without a probe."""
-        return TreeTask(self, dataset, k, filtered, evaluate)
+        """What it takes is foreseen without a probe. Says so where a figure will be left out."""
+        task = TreeTask(self, dataset, k, filtered, evaluate)
+        if task.unscored:
+            LOG.info("note: average_auc is left out: %s", task.unscored)
+        return task
 
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, trees."""
@@ -107,10 +112,8 @@ class TreeModel(TreeWeights, Model):
         raise InputError(f"{self.path} is a tree model, whose labels have no scores of their own")
 
     def weight_arrays(self) -> WeightArrays:
-        """Raises InputError: labels are scored on the way down."""
-        raise InputError(
-            f"{self.path} is a tree model, whose labels have no scores of their own: it cannot be exported"
-        )
+        """Of nodes and labels."""
+        return exported(self)
 
 
 def _spelled(beam: int | None) -> int | str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ from xmc_stream.store.matrix import Block, stream_bytes
 from xmc_stream.store.model import StoredModel, finish_model, model_attributes
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.predictions import CHUNK_ROWS
-from xmc_stream.system.progress import LOG
 from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES
 from xmc_stream.tree.guide import LEVEL, NO_GROUPS, read_groups
 from xmc_stream.tree.kernels.beam import Best, fill_up, order_ties
@@ -71,13 +69,14 @@ class TreeWeights(StoredModel):
         super().__init__(path, attributes)
         with understood(self.path / "zarr.json"):
             self.n_trees, self.beam = int(self.attributes["trees"]), int(self.attributes["beam"])
+            self.levels = [list(map(int, sizes)) for sizes in self.attributes["levels"]]  # children, of each tree
             self.score = dict(self.attributes["tree_score"])
             self.tiles = [(Unit(*map(int, unit)), int(size)) for *unit, size in self.attributes["tiles"]]
 
-    @cached_property
+    @property
     def widest(self) -> int:
         """The nodes of the level that has most."""
-        return max(Structure.widest(structure_path(self.path, tree)) for tree in range(self.n_trees))
+        return max((size for sizes in self.levels for size in sizes[:-1]), default=1)
 
     @property
     def width(self) -> int:
@@ -97,6 +96,8 @@ class TreeWeights(StoredModel):
         """The shapes of all trees. Raises StoreError where one is damaged, or its units are not all there."""
         found = [Structure.read(structure_path(self.path, tree), self.n_labels) for tree in range(self.n_trees)]
         for tree, structure in enumerate(found):
+            if self.levels[tree : tree + 1] != [[level.n_children for level in structure.levels]]:
+                raise StoreError(f"{self.path} has trees of other levels than it says: it is damaged; train it again")
             for level in structure.levels:
                 spans = [(unit.first, unit.last) for unit, _ in self.tiles_of(tree, level.number)]
                 edges = [0, *(last for _, last in spans)]
@@ -303,12 +304,13 @@ class TreeTask(RankingTask):
         found = yield from super().loop(plan, wanted)
         if not self.evaluate or self.every:
             return found
-        LOG.info("note: average_auc is left out: %s", self._unscored)
         return {name: value for name, value in found.items() if name != "average_auc"}
 
     @property
-    def _unscored(self) -> str:
-        """Why not all labels have scores."""
+    def unscored(self) -> str:
+        """Why not all labels have scores; "" where they have, or need none."""
+        if not self.evaluate or self.every:
+            return ""
         if self.model.n_trees > 1:
             return f"of {self.model.n_trees} trees the {LIST} best labels of each are joined, and others have no score"
         return "it needs the scores of all labels, which beam none gives (in Python model.with_beam(None))"

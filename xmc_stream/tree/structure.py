@@ -106,11 +106,6 @@ class Structure:
                 writer.append(values)
                 writer.close()
 
-    @staticmethod
-    def widest(path: Path) -> int:
-        """The nodes of the level that has most, of a store of which no array is read; 1 where all labels are in one leaf."""
-        return max((open_array(bounds).size - 1 for bounds in path.glob("bounds-*")), default=1)
-
     @classmethod
     def read(cls, path: Path, n_labels: int) -> Structure:
         """Of a store. Raises StoreError where it is no tree of so many labels."""
