@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.arguments import MOST, MOST_INT
+from xmc_stream.arguments import MOST_INT
 from xmc_stream.errors import InputError, in_urls
 from xmc_stream.system.progress import LOG, STEPS, current, working
 
@@ -48,8 +48,6 @@ class _Place(click.Path):
 class _Beam(click.IntRange):
     """A number of nodes, or none, which is 0 here."""
 
-    name = "N|none"
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number."""
         return 0 if value == "none" else int(super().convert(value, param, ctx))
@@ -70,7 +68,8 @@ SEED = click.option(
 )
 BEAM = click.option(
     "--beam",
-    type=_Beam(1, MOST),
+    type=_Beam(1),
+    metavar="N|none",
     help="Of a label tree: nodes of a level that a row goes on from; none: all. [default: as trained]",
 )
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No bar, and no lines but warnings and errors.")
