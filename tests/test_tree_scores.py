@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,6 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.metrics import leave_out_predictions
-from xmc_stream.store.inventory import seal
-from xmc_stream.store.nodes import Group
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.tree.beams import at_root, descended
 from xmc_stream.tree.guide import CLUSTERINGS, GROUPS, LEVEL, NO_GROUPS, read_groups
@@ -310,7 +307,7 @@ def test_a_filter_leaves_out_its_pairs_and_nothing_else(model: tuple[xs.Model, A
     (tmp_path / "f.txt").write_text("".join(f"{row} {label}\n" for row, label in sorted(pairs)))
     data = xs.open_dataset(made.path.with_name("data.xmc"))
     for beam in (8, 1):
-        narrow = with_beam(made, beam, tmp_path / f"m-{beam}")
+        narrow = made.with_beam(beam)
         full, full_scores = narrow.predict_topk(X, 48)
         barred = pairs_csr([{label for row, label in pairs if row == i} for i in range(300)])
         for k in (5, 48):
@@ -324,11 +321,3 @@ def test_a_filter_leaves_out_its_pairs_and_nothing_else(model: tuple[xs.Model, A
             np.put_along_axis(of_label, full, full_scores, axis=1)
             assert np.array_equal(scores[rows, ranks], of_label[rows, labels[rows, ranks]])
             assert (scores[labels < 0] == -np.inf).all()
-
-
-def with_beam(model: xs.Model, beam: int, path: Path) -> xs.Model:
-    """The same model, with another beam for predictions."""
-    shutil.copytree(model.path, path)
-    Group(path).update_attributes({"beam": beam})
-    seal(path)
-    return xs.load_model(path)

@@ -85,5 +85,6 @@ CLASS_WEIGHT = Wording("--class-weight", "class_weight")
 TREE = Wording("--tree", "tree")
 FILTER = Wording("--filter", "filter")
 K = Wording("-k", "k")
+BEAM = Wording("--beam", "beam")
 
 NTHREADS = Wording("--nthreads", "nthreads")  # of a worker of dask

@@ -312,6 +312,7 @@ def export(
     \b
     OUT says as what by its name:
       NAME.npz    X for scipy.sparse.load_npz, and Y in NAME-labels.npz; of a model: D x K weights, `bias`, calibration
+                  (of a label tree: of all nodes and labels, see docs/tree.md)
       -           standard output, which gets text
       any other   XMLRepo text, or with --format libsvm lines without a header; .gz is compressed
     Values are written so that the same float32 is read back.

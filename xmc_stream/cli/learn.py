@@ -12,6 +12,7 @@ import click
 
 from xmc_stream.cli.data import BESIDE, CSV, FORMAT, ID_FIELD, TEXT_FIELDS
 from xmc_stream.cli.options import (
+    BEAM,
     PATH,
     SEED,
     SOLVER,
@@ -32,6 +33,7 @@ from xmc_stream.system.progress import LOG
 if TYPE_CHECKING:
     from xmc_stream.methods.parameters import Parameters
     from xmc_stream.methods.weights import Given
+    from xmc_stream.models import Model
     from xmc_stream.store.dataset import Dataset
 
 
@@ -227,13 +229,14 @@ def calibrate(
 @click.argument("out", type=TARGET)
 @click.option("-k", "k", type=click.IntRange(1), default=5, show_default=True, help="Labels for each sample.")
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are not predicted.")
+@BEAM
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @with_options((FORMAT, BESIDE, TEXT_FIELDS, ID_FIELD, *CSV))
 @checked("the model and DATA")
 @executed
 @common
 def predict(
-    model: Path, data: Path, out: Path, k: int, pairs: Path | None, overwrite: bool, check: bool,
+    model: Path, data: Path, out: Path, k: int, pairs: Path | None, beam: int | None, overwrite: bool, check: bool,
     memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool, **reading: Any,
 ) -> None:  # fmt: skip
     """Write the best k labels of each sample of DATA to OUT: a .npz, .txt or .jsonl file by its name, else a zarr group.
@@ -243,16 +246,27 @@ def predict(
     OUT.jsonl has the names of labels where the model knows them. As OUT, - is standard output, which gets what OUT.jsonl
     would. Rows that have ids (--id-field) keep them.
     """
-    from xmc_stream.models import Execution, load_model, predict_with
+    from xmc_stream.models import Execution, predict_with
 
     execution = Execution(memory_limit, threads, scheduler, True)
-    report = predict_with(load_model(model), data, out, k, execution, overwrite, pairs, check, **_of_rows(reading))
+    report = predict_with(_model(model, beam), data, out, k, execution, overwrite, pairs, check, **_of_rows(reading))
     report["predictions"] = str(out)
     show(report, as_json, [
         f"{out}: the best {k} labels of {report['n_samples']:,} samples",
         f"{report['seconds']:.1f} s, {report['ms_per_sample']:.3g} ms a sample, "
         f"peak memory {format_size(report['peak_rss'])}",
     ], err=str(out) == "-")  # fmt: skip
+
+
+def _model(path: Path, beam: int | None) -> Model:
+    """The model at a path, by the beam that was given."""
+    from xmc_stream.models import load_model
+    from xmc_stream.store.model import is_model
+
+    if beam is not None and path.exists() and not is_model(path):
+        raise InputError(f"{path} is no model, and --beam says how a model predicts: leave it out, or give the model")
+    model = load_model(path)
+    return model if beam is None else model.with_beam(beam or None)
 
 
 def _of_rows(values: dict[str, Any]) -> dict[str, Any]:
@@ -280,13 +294,14 @@ def _of_rows(values: dict[str, Any]) -> dict[str, Any]:
     "--threshold", type=float,
     help="Of a model: a label is predicted if it scores more. [default: the model decides, see below]",
 )  # fmt: skip
+@BEAM
 @checked("a model, DATA and the training set")
 @executed
 @common
 def evaluate(
     predictions: Path, data: Path, train_data: Path | None, ks: tuple[int, ...], propensity: str, pairs: Path | None,
-    threshold: float | None, check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool,
-    debug: bool,
+    threshold: float | None, beam: int | None, check: bool, memory_limit: str | None, threads: int | None,
+    scheduler: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; metrics in per cent.
 
@@ -296,7 +311,8 @@ def evaluate(
     A model also gives what needs every score: average_auc and hamming_loss, as fractions, macro_F1 over all labels and
     macro_F1_present over those that occur in DATA, in per cent. The last three count the labels that are predicted: the best
     one, where every training row had one label; else those above a threshold, which is 0, or 0.5 (leml with the squared loss,
-    cplst), or was learned from rows held out (pdsparse, memoir, group-lasso with loss=label-ranking).
+    cplst), or was learned from rows held out (pdsparse, memoir, group-lasso with loss=label-ranking). Of label trees
+    average_auc needs --beam none, and one tree.
 
     Pairs of --filter (filter_labels_test.txt of the Extreme Classification Repository) are taken out of the predictions
     and out of the true labels. Of stored predictions those behind move up: predict more than are compared, or predict
@@ -306,8 +322,9 @@ def evaluate(
 
     pair: Any = tuple(propensity.split(",")) if "," in propensity else propensity
     began = time.perf_counter()
+    of = predictions if beam is None else _model(predictions, beam)
     metrics = evaluate_predictions(
-        predictions, data, train_data, ks, pair, filter=pairs, threshold=threshold, check=check,
+        of, data, train_data, ks, pair, filter=pairs, threshold=threshold, check=check,
         memory_limit=memory_limit, threads=threads, scheduler=scheduler,
     )  # fmt: skip
     lines = [f"{metrics['n_samples']:,} samples, {time.perf_counter() - began:.1f} s"]
@@ -375,11 +392,11 @@ def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, 
         given = _given(o["sample_weight"], o["class_weight"], o["tree"], data, o["memory_limit"])
         return planning.plan_training(data, parameters, o["seed"], execution, start, workers, given, o["calibrate"])
     train_set = None if o.get("train_data") is None else open_dataset(_sealed(o["train_data"]))
-    if command == "evaluate" and not is_model(o["predictions"]):
+    if command == "evaluate" and o["beam"] is None and not is_model(o["predictions"]):
         from xmc_stream.evaluation.evaluate import plan_comparison
 
         return plan_comparison(o["predictions"], data, train_set, execution)
-    model = load_model(_sealed(o["model"] if command == "predict" else o["predictions"]))
+    model = _model(_sealed(o["model"] if command == "predict" else o["predictions"]), o["beam"])
     k = o["k"] if command == "predict" else max(o["ks"])
     filtered = o["pairs"] is not None
     return planning.plan_prediction(

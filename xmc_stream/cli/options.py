@@ -45,6 +45,14 @@ class _Place(click.Path):
         return as_path(value) if self.stores else local_path(value)
 
 
+class _Beam(click.IntRange):
+    """A number of nodes, or none, which is 0 here."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number."""
+        return 0 if value == "none" else int(super().convert(value, param, ctx))
+
+
 PATH = _Place()
 STORE = _Place(stores=True)
 TARGET = _Place(made=True)
@@ -57,6 +65,12 @@ SOLVER = click.option(
 )
 SEED = click.option(
     "--seed", type=click.IntRange(0, MOST_INT), default=0, help="Of all draws.  [default: 0; below 2^63]"
+)
+BEAM = click.option(
+    "--beam",
+    type=_Beam(1),
+    metavar="N|none",
+    help="Of a label tree: nodes of a level that a row goes on from; none: all. [default: as trained]",
 )
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No bar, and no lines but warnings and errors.")
 _LIMITED = (

@@ -23,6 +23,7 @@ from xmc_stream.datasets.passes import block_bytes
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.models.calibration import Calibration
+from xmc_stream.models.kind import Beside
 from xmc_stream.models.model import Model, compare, load_model
 from xmc_stream.runtime.check import checked_reading
 from xmc_stream.runtime.job import Receipt
@@ -64,7 +65,8 @@ def export(
 
     A name that ends in .npz takes matrices as scipy.sparse.save_npz writes them. Of a dataset these are X (N x D, csr)
     and, in a file beside it, Y (N x K, csr of ones). Of a model with weights by class it is W (D x K, csc), with a
-    member `bias` (K,). A calibrated model has members `slope`, `shift`, `cap` and `top` (K,) too. With s = w.x + bias
+    member `bias` (K,). Of label trees the columns are nodes and labels, and docs/tree.md says how to score by what stands
+    beside them. A calibrated model has members `slope`, `shift`, `cap` and `top` (K,) too. With s = w.x + bias
     and z = slope s + shift, the score is z, or top + (z - cap) / 100 where z > cap. Any other name takes text.
 
     Parameters
@@ -262,14 +264,14 @@ def _matrix_npz(matrix: SparseMatrix, out: Path) -> None:
 def _model_npz(model: Model, out: Path, limit: MemoryLimit) -> dict[str, Any]:
     """An array at a time."""
     weights = model.weight_arrays()
-    limit.check({"windows": 4 * 8 * _WINDOW}, "export")
-    f4 = np.dtype(np.float32)
-    beside: dict[str, tuple[int, np.dtype[Any], Values]] = {"bias": (model.n_labels, f4, weights.bias)}
+    limit.check({"windows": 4 * 8 * _WINDOW, "weights": weights.needs}, "export")
+    f4, columns = np.dtype(np.float32), weights.columns or model.n_labels
+    beside: dict[str, Beside] = {"bias": (columns, f4, weights.bias), **weights.beside}
     calibration = Calibration.of(model.path, model.attributes)
     if calibration is not None:
         for row, name in {SLOPE: "slope", SHIFT: "shift", CAP: "cap", TOP: "top"}.items():
             beside[name] = (model.n_labels, f4, _rows_of(calibration, model, row))
-    _npz(out, "csc", model.shape, weights.nnz, weights.indptr, weights.indices, weights.data, beside)
+    _npz(out, "csc", (model.n_features, columns), weights.nnz, weights.indptr, weights.indices, weights.data, beside)
     return {"n_features": model.n_features, "n_labels": model.n_labels, "nnz": weights.nnz}
 
 
@@ -281,7 +283,7 @@ def _rows_of(calibration: Calibration, model: Model, row: int) -> Values:
 
 def _npz(
     out: Path, kind: str, shape: tuple[int, int], nnz: int, indptr: Values, indices: Values, data: Values,
-    others: Mapping[str, tuple[int, np.dtype[Any], Values]],
+    others: Mapping[str, Beside],
 ) -> None:  # fmt: skip
     """Write a zip of .npy members, an array at a time; indptr and indices of one type, as scipy wants them."""
     index = index_dtype(max(nnz, *shape))

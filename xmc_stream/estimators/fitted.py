@@ -19,7 +19,7 @@ from xmc_stream.estimators.given import Target, checked, is_on_disk
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration
-from xmc_stream.models.model import copy_model
+from xmc_stream.models.copies import copy_model
 from xmc_stream.models.samples import texts_of
 from xmc_stream.store.dataset import as_dataset
 from xmc_stream.store.names import open_vectorizer
@@ -217,7 +217,7 @@ class Fitted:
         if is_on_disk(X) and y is None:
             from xmc_stream.evaluation.evaluate import evaluate  # `fit` and `predict` go without
 
-            return float(evaluate(self.model_.path, as_dataset(X), ks=(1,), **self._how())["P@1"]) / 100.0
+            return float(evaluate(self.model_, as_dataset(X), ks=(1,), **self._how())["P@1"]) / 100.0
         if y is None:
             raise InputError("score needs y, the true labels of X: only a dataset comes with its own")
         truth = self._target.matrix(y)

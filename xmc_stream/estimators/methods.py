@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from sklearn.utils.validation import _check_sample_weight
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError
@@ -337,3 +338,35 @@ class LabelTree(_Weighted, parameters=TreeParameters):
             return weights
         tree = structure_of(self.tree, dataset, self.memory_limit).arrays()
         return Given(None, None, tree) if weights is None else replace(weights, tree=tree)
+
+    def with_beam(self, beam: int | None) -> Self:
+        """The same, fitted, whose predictions go by another beam. See `Model.with_beam`.
+
+        Parameters
+        ----------
+        beam : int or None
+            Nodes of a level that a row goes on from, from 1 on. None: all, so that every label is scored.
+
+        Returns
+        -------
+        LabelTree
+            With the same model. The parameter `beam` stays that of the training.
+
+        Raises
+        ------
+        InputError
+            beam is out of range.
+
+        Examples
+        --------
+        >>> import numpy as np, xmc_stream as xs
+        >>> X, y = np.repeat(np.eye(3), 10, axis=0), np.repeat(["a", "b", "c"], 10)
+        >>> clf = xs.LabelTree(max_leaf=1, beam=1).fit(X, y)
+        >>> scores = [of.decision_function(X[:1]) for of in (clf, clf.with_beam(None))]
+        >>> [int((score < -1e30).sum()) for score in scores]  # labels that no beam reached
+        [1, 0]
+        """
+        check_is_fitted(self, "model_")
+        made = copy(self)
+        made.model_ = self.model_.with_beam(beam)
+        return made

@@ -109,7 +109,8 @@ def evaluate(
     -------
     dict
         n_samples; P@k, nDCG@k, R@k, and with `train` PSP@k and PSnDCG@k for each k, in per cent. Of a model also
-        average_auc (the mean over the rows, ties count 1/2, 0 for rows without true or without other labels) and
+        average_auc (the mean over the rows, ties count 1/2, 0 for rows without true or without other labels; of label
+        trees only by `Model.with_beam(None)` and one tree) and
         hamming_loss as fractions, macro_F1 (over all labels) and macro_F1_present (over those with a true row) in per
         cent. These four have the labels' own scores, the others those that implied labels are lifted to (PPDSparse).
 
@@ -136,15 +137,15 @@ def evaluate(
     if data is None:
         raise InputError("evaluating needs the samples with their true labels: give them as data=")
     dataset, train = as_dataset(data), None if train is None else as_dataset(train)
-    path = predictions.path if isinstance(predictions, Model) else as_path(predictions)
+    given = predictions if isinstance(predictions, Model) else as_path(predictions)
     execution = Execution(memory_limit, threads, scheduler, progress)
     if isinstance(ks, Iterable):  # else it is refused with what else cannot be
         ks = tuple(map(native, ks))
-    return evaluate_with(path, dataset, train, ks, propensity, execution, filter, threshold, check)
+    return evaluate_with(given, dataset, train, ks, propensity, execution, filter, threshold, check)
 
 
 def evaluate_with(
-    path: Path,
+    given: Model | Path,
     dataset: Dataset,
     train: Dataset | None,
     ks: Sequence[int],
@@ -154,7 +155,8 @@ def evaluate_with(
     threshold: float | None = None,
     check: bool = True,
 ) -> dict[str, Any]:
-    """Compare what lies at a path with the true labels: see `evaluate`."""
+    """Compare a model, or what lies at a path, with the true labels: see `evaluate`."""
+    path = given.path if isinstance(given, Model) else given
     if threshold is not None and not (isinstance(threshold, int | float) and abs(threshold) <= sys.float_info.max):
         raise InputError(f"threshold must be a finite number. Got {threshold!r:.100}.")
     shared = execution.scratch(path, dataset.path) if is_model(path) else None
@@ -174,7 +176,8 @@ def evaluate_with(
     ):
         of_labels: dict[str, Any] = {}
         if is_model(path):
-            model, path = load_model(path), scratch / "predictions"
+            model = given.reopened() if isinstance(given, Model) else load_model(path)
+            path = scratch / "predictions"
             check_k(model, max(ks))
             decision = model.decision if threshold is None else Decision(threshold)
             wanted, beside = Wanted(path, filtered, decision, scratch), comparing(max(ks), dataset, train)

@@ -19,8 +19,9 @@ from xmc_stream.grouplasso.predict import (
     RowsWarmUp,
 )
 from xmc_stream.grouplasso.rows import ROWS, WINDOW, RowSparseWeights, write_rows
+from xmc_stream.models.copies import refuse_model
 from xmc_stream.models.kind import Checker, WeightArrays
-from xmc_stream.models.model import Model, compare, refuse_model
+from xmc_stream.models.model import Model, compare
 from xmc_stream.runtime.check import array_jobs, checked_reading, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.runtime.plan import MIB

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -39,14 +40,23 @@ class Checker(Protocol):
     def lines(self, matrices: Mapping[str, SparseMatrix]) -> Generator[Phase, list[Receipt], None]: ...
 
 
+Beside = tuple[int, np.dtype[Any], Iterator[NDArray[Any]]]  # an array: items, their type, windows
+
+
 class WeightArrays(NamedTuple):
-    """Weights as a CSC matrix (D x K), array by array in windows, and the bias (K,): what `export` writes."""
+    """Weights as a CSC matrix, array by array in windows, and the bias of each column: what `export` writes.
+
+    columns: None for K, a label each. beside: what else is written, by name. needs: bytes beside those of windows.
+    """
 
     nnz: int
     indptr: Iterator[NDArray[Any]]
     indices: Iterator[NDArray[Any]]
     data: Iterator[NDArray[Any]]
     bias: Iterator[NDArray[Any]]
+    columns: int | None = None
+    beside: Mapping[str, Beside] = MappingProxyType({})
+    needs: int = 0
 
 
 class Kind(StoredModel, ABC):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,19 +17,13 @@ from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.kind import Kind
-from xmc_stream.runtime.ledger import unfinished_run
-from xmc_stream.store.inventory import SEAL
-from xmc_stream.store.model import DECISION, KIND, StoredModel, is_model
-from xmc_stream.store.nodes import attributes_of, from_here, understood
-from xmc_stream.store.places import target_path, writing
-from xmc_stream.store.remote import copy_file
+from xmc_stream.store.model import DECISION, KIND, StoredModel
+from xmc_stream.store.nodes import from_here, understood
+from xmc_stream.store.places import writing
 from xmc_stream.system.files import kept_folder, removed_with
 
 if TYPE_CHECKING:
     import scipy.sparse
-
-    from xmc_stream.runtime.job import Receipt
-    from xmc_stream.runtime.ledger import Ledger
 
 
 KINDS = {
@@ -175,6 +168,40 @@ class Model(Kind):
         from xmc_stream.models.prediction import predict_topk
 
         return predict_topk(self, data, k, Execution(memory_limit, threads, scheduler, progress))
+
+    def with_beam(self, beam: int | None) -> Model:
+        """The same model, whose rows go on from another number of nodes of a level: for label trees.
+
+        All that predicts, evaluates or plans with what is returned does so by that beam; the files stay as they are.
+
+        Parameters
+        ----------
+        beam : int or None
+            Nodes of a level, from 1 on. None: all, so that every label is scored.
+
+        Returns
+        -------
+        Model
+
+        Raises
+        ------
+        InputError
+            The model is of another kind, or beam is out of range.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+        >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+        >>> exact = xs.LabelTree(max_leaf=1).fit(X, X).model_.with_beam(None)
+        >>> exact.predict_topk(X[[0, 29]], k=1)[0].tolist()
+        [[0], [2]]
+        """
+        raise InputError(f"{self.path} is a {self.kind} model, which has no beam: leave out " + flags.BEAM)
+
+    @property
+    def searched(self) -> dict[str, Any]:
+        """How labels are looked for, where that is set anew for each prediction: with this, predictions are kept."""
+        return {}
 
     @property
     def decision(self) -> Decision:
@@ -465,27 +492,3 @@ def _unpacked(files: Mapping[str, bytes]) -> Model:
         model = load_model(folder / "model")
     model.own(folder)
     return model
-
-
-def copy_model(source: Path, path: Path, overwrite: bool) -> None:
-    """Copy the files of a model. Raises InputError where something stands at `path`, StoreError where it cannot be written."""
-    from xmc_stream.runtime.making import COMMAND, STORE, make
-
-    def write(work: Path, ledger: Ledger) -> Receipt:
-        shutil.copytree(source, work / STORE, copy_function=copy_file)
-        return {}
-
-    identity = {COMMAND: "save", "model": attributes_of(source).get(SEAL)}
-    make(target_path(path), identity, write, lambda path: refuse_model(path, source, overwrite), anew=True)
-
-
-def refuse_model(path: Path, source: Path, overwrite: bool) -> None:
-    """Raise InputError where a model that is made of another one must not take this path."""
-    if path.absolute() == source.absolute():
-        raise InputError(f"{path} is the model itself: give another name")
-    if path.exists() and not (overwrite and is_model(path)):
-        raise InputError(f"{path} exists: give another name, or " + flags.OVERWRITE + " to replace a model")
-    if run := unfinished_run(path):
-        raise InputError(
-            f"{run} is a training that is not finished: finish it by its train command, remove it, or give another name"
-        )

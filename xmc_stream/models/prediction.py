@@ -126,7 +126,7 @@ def predict_to(
         with stored_filter(filter, folder, dataset.n_samples, model.n_labels, limit) as filtered:
             beside = file_needs(out, dataset, k)
             work, result, peak = answer(model, dataset, k, Wanted(store, filtered), execution, limit, check, beside)
-        attributes = {"model": model.path.name, "data": dataset.path.name, "k": k}
+        attributes = {"model": model.path.name, "data": dataset.path.name, "k": k, **model.searched}
         if filter is not None:
             attributes["filter"] = Path(filter).name
         if dataset.row_ids() is not None:
@@ -138,7 +138,7 @@ def predict_to(
 
     identity = {
         COMMAND: _COMMAND, "model": model.attributes.get(SEAL), "data": dataset.attributes.get(SEAL), "k": k,
-        "filter": None if filter is None else file_identity(Path(filter)), "as": out.suffix,
+        "filter": None if filter is None else file_identity(Path(filter)), "as": out.suffix, **model.searched,
     }  # fmt: skip
     with working("predict", execution.progress), checked_reading(dataset.path, check=check):
         result = make(out, identity, run, lambda path: refuse_to_replace(path, overwrite, as_file), anew=True)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock, Labels, PatternBlock
 from xmc_stream.kernels.instructions import LANES
-from xmc_stream.kernels.order import RowOrder, strip_bits
+from xmc_stream.kernels.order import RowOrder
 from xmc_stream.linear.kernels.dcd import (
     ONCE,
     Penalty,
@@ -87,8 +87,8 @@ def warm_sizes(n_positives: NDArray[np.int64], added: int, n_samples: int) -> ND
 def row_order(n_samples: int, nnz: int) -> RowOrder:
     """For n_samples rows with nnz entries together."""
     row_bytes = 8 * nnz // max(n_samples, 1)
-    bits = strip_bits(n_samples, nnz, STRIP_BYTES, STRIP_BITS)
-    return RowOrder(n_samples, LARGE_BYTES // (row_bytes + ROW_BYTES), bits)
+    strip_bits = max(0, (STRIP_BYTES // max(row_bytes, 1)).bit_length() - 1)
+    return RowOrder(n_samples, LARGE_BYTES // (row_bytes + ROW_BYTES), min(strip_bits, STRIP_BITS))
 
 
 def has_dense_rows(n_samples: int, n_features: int, nnz: int) -> bool:

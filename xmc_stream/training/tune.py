@@ -257,6 +257,10 @@ def _chosen(
     found: Sequence[Mapping[str, Any]], metric: str, solver: str, fixed: dict[str, Any], tried: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The settings, and that with the best metric; of equal ones that with the smallest model, then the first."""
+    if any(metric not in one["figures"] for one in found):
+        raise InputError(
+            f"{metric} is left out of the figures of {solver}, as not every label has a score: compare by another metric"
+        )
     sign = 1 if metric in FALLING else -1
     best = min(range(len(found)), key=lambda i: (sign * found[i]["figures"][metric], found[i]["nnz"], i))
     chosen = {**fixed, **tried[best]}

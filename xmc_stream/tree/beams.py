@@ -24,6 +24,7 @@ from xmc_stream.system.stop import stop_if_unwanted
 from xmc_stream.tree.kernels.beam import Beams, go_down, pairs_by_node
 from xmc_stream.tree.kernels.records import Panels
 from xmc_stream.tree.kernels.rows import draw_others
+from xmc_stream.tree.kernels.whole import go_down_to_all
 from xmc_stream.tree.nodes import UnitTiles, shared_units
 from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.structure import Level
@@ -49,6 +50,15 @@ def descended(level: Level, units: Iterable[Panels], x: CSR, above: Beams, beam:
     places, ptr = pairs_by_node(above.nodes, level.n_parents)
     for panels in units:
         go_down(x, places, ptr, above, panels, below)
+    return below
+
+
+def descended_to_all(level: Level, units: Iterable[Panels], x: CSR, above: Beams) -> Beams:
+    """As `descended` by a beam as wide as the level, whose nodes stand in their own order."""
+    below = no_beams(len(x.indptr) - 1, level.n_children)
+    places, ptr = pairs_by_node(above.nodes, level.n_parents)
+    for panels in units:
+        go_down_to_all(x, places, ptr, above, panels, below)
     return below
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xmc_stream.arguments import native_arguments, whole
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.linear.implied import IMPLIED, ImpliedLabels
 from xmc_stream.models.kind import Checker, WeightArrays
@@ -15,6 +16,8 @@ from xmc_stream.runtime.check import array_jobs, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.system.progress import LOG
+from xmc_stream.tree.exported import exported
 from xmc_stream.tree.given import pairs_of
 from xmc_stream.tree.guide import read_groups
 from xmc_stream.tree.nodes import hash_unit
@@ -29,9 +32,32 @@ class TreeModel(TreeWeights, Model):
     """A model of label trees."""
 
     kind = "tree"
+    _origin: TreeModel | None = None  # the model that this one is with another beam
 
     def _more(self) -> str:
-        return f", {self.n_trees} tree{'s' * (self.n_trees > 1)}"
+        beam = "" if self._origin is None else f", beam {_spelled(self.beam)}"
+        return f", {self.n_trees} tree{'s' * (self.n_trees > 1)}{beam}"
+
+    def __reduce__(self) -> Any:
+        return super().__reduce__() if self._origin is None else (TreeModel.with_beam, (self._origin, self.beam))
+
+    def reopened(self) -> Model:
+        """With the same beam."""
+        now = super().reopened()
+        return now if self._origin is None else now.with_beam(self.beam)
+
+    @native_arguments
+    def with_beam(self, beam: int | None) -> TreeModel:
+        """See `Model`."""
+        made = TreeModel(self.path, self.attributes)
+        made._origin = self._origin or self  # whose files live as long
+        made.beam = None if beam is None else whole("beam", beam, str(self.path))
+        return made
+
+    @property
+    def searched(self) -> dict[str, Any]:
+        """The beam."""
+        return {"beam": _spelled(self.beam)}
 
     def _hash_weights(self, update: Callable[[Any], None]) -> None:
         structures = self.structures()
@@ -59,8 +85,11 @@ class TreeModel(TreeWeights, Model):
     def ranking(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
     ) -> TreeTask:
-        """What it takes is foreseen without a probe."""
-        return TreeTask(self, dataset, k, filtered, evaluate)
+        """What it takes is foreseen without a probe. Says so where a figure will be left out."""
+        task = TreeTask(self, dataset, k, filtered, evaluate)
+        if task.unscored:
+            LOG.info("note: average_auc is left out: %s", task.unscored)
+        return task
 
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, trees."""
@@ -99,7 +128,9 @@ class TreeModel(TreeWeights, Model):
         raise InputError(f"{self.path} is a tree model, whose labels have no scores of their own")
 
     def weight_arrays(self) -> WeightArrays:
-        """Raises InputError: labels are scored on the way down."""
-        raise InputError(
-            f"{self.path} is a tree model, whose labels have no scores of their own: it cannot be exported"
-        )
+        """Of nodes and labels."""
+        return exported(self)
+
+
+def _spelled(beam: int | None) -> int | str:
+    return "none" if beam is None else beam

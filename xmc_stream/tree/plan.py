@@ -18,10 +18,11 @@ from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES, row_ranges
 from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, WINDOW
 from xmc_stream.tree.nodes import FEATURE_BYTES, LEAST_WEIGHTS, WEIGHT_BYTES, Unit
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.solve import ENTRY_BYTES, READ_WEIGHTS, bits_of_strips, parent_needs
+from xmc_stream.tree.solve import ENTRY_BYTES, bits_of_strips, parent_needs
 from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
 from xmc_stream.tree.start import kept_nodes, start_needs
 from xmc_stream.tree.structure import NODE_BYTES, Level, Structure, depths_of
+from xmc_stream.tree.units import READ_WEIGHTS
 
 JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
 _ROOT_WORK = 1 << 26  # entries of X times groups of LANES children, of a job: some seconds

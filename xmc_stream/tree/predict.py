@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.calibration import UNSEEN, calibrated
+from xmc_stream.kernels.calibration import UNSEEN, calibrate_rows, calibrated
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.implied import ImpliedLabels
 from xmc_stream.linear.kernels.implied import lift
 from xmc_stream.metrics import among, leave_out_labels
+from xmc_stream.models.decisions import Decision
 from xmc_stream.models.runs import (
+    HELD_ROWS,
     HITS,
     LEAST_BLOCK,
     PREDICTED,
@@ -31,6 +33,8 @@ from xmc_stream.models.runs import (
     calibration_of,
     count_best,
     filter_pairs,
+    fold_metrics,
+    no_predictions,
     rank_a_few,
 )
 from xmc_stream.runtime.job import Loop
@@ -52,24 +56,43 @@ from xmc_stream.tree.structure import NODE_BYTES, Structure
 
 COUNTED = 200  # labels of a row, the best, that an evaluation looks at, at least
 _LABEL_BYTES = 64  # of the shapes of a tree, and what goes with a label
-_ROW_NS = 5e4  # of a row, about
+_LEAST_ROWS, _LEAST_BYTES = 256, 4 * MIB  # of rows that go down together, at least: so many, or that they take so much
+_ROW_NS, _NODES = 5e4, 10  # of a row and so many nodes of its beam, about
 
 
 class TreeWeights(StoredModel):
-    """A model of label trees, as it lies on disk."""
+    """A model of label trees, as it lies on disk. beam: nodes of a level that a row goes on from, None for all."""
+
+    beam: int | None
 
     def __init__(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
         super().__init__(path, attributes)
         with understood(self.path / "zarr.json"):
             self.n_trees, self.beam = int(self.attributes["trees"]), int(self.attributes["beam"])
+            self.levels = [list(map(int, sizes)) for sizes in self.attributes["levels"]]  # children, of each tree
             self.score = dict(self.attributes["tree_score"])
             self.tiles = [(Unit(*map(int, unit)), int(size)) for *unit, size in self.attributes["tiles"]]
 
     @property
     def shape_bytes(self) -> int:
         """What the shapes of all trees take in memory."""
-        nodes = sum(sum(of_tree[:-1]) for of_tree in self.attributes["levels"])
+        nodes = sum(sum(of_tree[:-1]) for of_tree in self.levels)
         return self.n_trees * _LABEL_BYTES * self.n_labels + NODE_BYTES * nodes
+
+    @property
+    def widest(self) -> int:
+        """The nodes of the level that has most."""
+        return max((size for sizes in self.levels for size in sizes[:-1]), default=1)
+
+    @property
+    def width(self) -> int:
+        """The beam, no wider than a level."""
+        return self.widest if self.beam is None else min(self.beam, self.widest)
+
+    @property
+    def scores_all(self) -> bool:
+        """Whether every label has a score: one tree, and the beam is as wide as its levels. Several trees join lists."""
+        return self.n_trees == 1 and self.width == self.widest
 
     def tiles_of(self, tree: int, level: int) -> UnitTiles:
         """The units of a level, and their bytes in memory."""
@@ -79,6 +102,8 @@ class TreeWeights(StoredModel):
         """The shapes of all trees. Raises StoreError where one is damaged, or its units are not all there."""
         found = [Structure.read(structure_path(self.path, tree), self.n_labels) for tree in range(self.n_trees)]
         for tree, structure in enumerate(found):
+            if self.levels[tree : tree + 1] != [[level.n_children for level in structure.levels]]:
+                raise StoreError(f"{self.path} has trees of other levels than it says: it is damaged; train it again")
             for level in structure.levels:
                 spans = [(unit.first, unit.last) for unit, _ in self.tiles_of(tree, level.number)]
                 edges = [0, *(last for _, last in spans)]
@@ -94,11 +119,14 @@ class TreeWeights(StoredModel):
 
 @dataclass(frozen=True)
 class TreesPlan(StreamPlan):
-    """cache_bytes: of units in memory; keeps: whether that is all of them; beam: nodes of a level that a row goes on from."""
+    """cache_bytes: of units in memory; keeps: whether that is all of them; beam: nodes of a level that a row goes on from;
+    every: whether all labels are scored, for AUC.
+    """
 
     cache_bytes: int
     keeps: bool
     beam: int
+    every: bool
 
 
 class OpenTrees:
@@ -141,6 +169,14 @@ class OpenTrees:
             best = Best._make(np.take_along_axis(part, order[:, :k], axis=1) for part in best)
         return best
 
+    def every(self, x: CSR) -> NDArray[np.float32]:
+        """The scores of all labels (n, K), before any is lifted: of one tree, see `TreeWeights.scores_all`."""
+        scores = np.empty((len(x.indptr) - 1, self.model.n_labels), np.float32)
+        scores[:] = np.where(self.counts > 0, UNREACHED, UNSEEN)
+        self._scorer.every(x, scores)
+        calibrate_rows(scores, self._by)
+        return scores
+
     def fill(self, best: Best, barred: Labels, ranking: Ranking) -> None:
         """Take the best of a longer list, or all, and what no beam reached behind them."""
         k = ranking.labels.shape[1]
@@ -161,7 +197,7 @@ class TreeJob(RankingJob):
     def fold(
         self, model: OpenTrees, rows: range, read: tuple[Block, ...], barred: Labels, best: Ranking, counts: NDArray[np.int32]
     ) -> int:  # fmt: skip
-        """See `RankingJob`. Labels that no beam reached count as not predicted."""
+        """See `RankingJob`. Labels that no beam reached count as not predicted; AUC where all labels are scored."""
         x, k, n_labels = CSR.of(read[0]), best.labels.shape[1], model.model.n_labels
         found = model.best(x, barred, min(n_labels, max(k, COUNTED)) if len(read) > 1 else k)
         model.fill(found, barred, best)
@@ -174,27 +210,48 @@ class TreeJob(RankingJob):
             right = among(np.arange(len(found.labels))[:, None], found.labels, *y)
             count_indices(found.labels[above & right], counts[HITS])
             count_best(self.wanted.decision, best, (y.indptr, y.indices), counts)
+            if self.sizes.every:
+                return row_auc(model, x, read[1], barred)
         return 0
+
+
+def row_auc(model: OpenTrees, x: CSR, y: Block, barred: Labels) -> int:
+    """The sum of the rows' AUC."""
+    scores = model.every(x)
+    nothing, best = np.zeros((3, scores.shape[1]), np.int32), Ranking(*no_predictions(len(scores), 1))
+    return fold_metrics(lambda: [(0, scores)], y, barred, Decision(np.inf), best, nothing)
 
 
 class HeldTrees:
     """All trees in memory."""
 
     def __init__(self, model: TreeWeights) -> None:
-        self._trees = OpenTrees(model, model.beam, None)
+        self._trees, self._rows = OpenTrees(model, model.width, None), _held_rows(model)
 
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
         none = filter_pairs()
-        best = self._trees.best(CSR.of(x), none, labels.shape[1])
-        self._trees.fill(best, none, Ranking(labels, scores))
+        for first in range(0, x.n, self._rows):
+            mine = slice(first, min(first + self._rows, x.n))
+            best = self._trees.best(CSR.of(x.lines(mine.start, mine.stop)), none, labels.shape[1])
+            self._trees.fill(best, none, Ranking(labels[mine], scores[mine]))
+
+
+def _held_rows(model: TreeWeights) -> int:
+    """Rows that go down a model in memory together."""
+    return min(HELD_ROWS, _least_rows(model.width * ROW_BYTES) * 16)
+
+
+def _least_rows(of_row: int) -> int:
+    """Rows that go down together, at least. of_row: bytes."""
+    return max(1, min(_LEAST_ROWS, _LEAST_BYTES // of_row))
 
 
 def held_needs(model: TreeWeights) -> dict[str, int]:
     """See `Model.held_needs`."""
     return {
         "trees": sum(size for _, size in model.tiles) + model.shape_bytes,
-        "ranking": 4 * MIB + 4096 * model.beam * ROW_BYTES,
+        "ranking": 4 * MIB + _held_rows(model) * model.width * ROW_BYTES,
     }
 
 
@@ -206,41 +263,63 @@ class TreeTask(RankingTask):
 
     model: TreeWeights
 
+    @property
+    def every(self) -> bool:
+        """Whether all labels are scored, for AUC."""
+        return self.evaluate and self.model.scores_all
+
+    @property
+    def of_row(self) -> int:
+        """Bytes of a row on its way down: lists of labels, beams, and where all are scored, the scores."""
+        model = self.model
+        width = min(model.n_labels, max(self.k, COUNTED)) if self.evaluate or model.calibrated else self.k
+        lists = max(width, LIST if model.n_trees > 1 else 0) * 20 * (model.n_trees + 1)
+        return lists + model.width * ROW_BYTES + (4 * model.n_labels if self.every else 0)
+
     def sizes(self, plan: MemoryPlan) -> TreesPlan:
         """See `RankingTask`."""
-        t, model, least = plan.threads, self.model, self.least_block
-        width = min(model.n_labels, max(self.k, COUNTED)) if self.evaluate or model.calibrated else self.k
-        of_row = max(width, LIST if model.n_trees > 1 else 0) * 20 * (model.n_trees + 1) + model.beam * ROW_BYTES
+        t, model, least, of_row = plan.threads, self.model, self.least_block, self.of_row
         largest = max(size for _, size in model.tiles)
         fixed = {
             "results": t * CHUNK_ROWS * self.k * RESULT_BYTES,
             "shapes of trees": t * model.shape_bytes,
             "long rows": t * 4 * (least - LEAST_BLOCK),
             "windows": t * 4 * MIB,
-            "counts": t * self.of_labels,
+            "counts": t * self.of_labels * (1 + self.every),
         }
-        smallest = {"weights": t * largest, "row blocks": t * (2 * LEAST_BLOCK + 256 * of_row)}
+        smallest = {"weights": t * largest, "row blocks": t * (2 * LEAST_BLOCK + _least_rows(of_row) * of_row)}
         plan.refuse_unless({**fixed, **smallest}, f"predicting on {t} threads")
         left = plan.budget - sum(fixed.values())
         total = sum(size for _, size in model.tiles) + t * largest
         cache = total if total <= left * 3 // 4 else max(t * largest, left // 2)
         share = (left - cache) // t
-        rows = max(256, min(BLOCK_ROWS, share // 2 // of_row))
+        rows = max(_least_rows(of_row), min(BLOCK_ROWS, share // 2 // of_row))
         row_bytes = max(least, min(32 * MIB, share // (8 if self.pairs else 4)))
         chunks = max(1, -(-self.dataset.n_samples // CHUNK_ROWS) // (4 * t * plan.processes))
         chunks = min(chunks, max(1, 64 * MIB // (CHUNK_ROWS * self.k * RESULT_BYTES)))
         while chunks > 1 and t * chunks * CHUNK_ROWS * self.k * RESULT_BYTES > left // 8:
             chunks -= 1
-        return TreesPlan(chunks * CHUNK_ROWS, rows, row_bytes, cache, total <= cache, model.beam)
+        return TreesPlan(chunks * CHUNK_ROWS, rows, row_bytes, cache, total <= cache, model.width, self.every)
 
     def reads_least(self, plan: MemoryPlan) -> bool:
         """Whether every unit is read once."""
         return self.sizes(plan).keeps
 
     def loop(self, plan: MemoryPlan, wanted: Wanted) -> Loop:
-        """As of every task; without the figure that needs the scores of all labels."""
+        """As of every task; without the figure that needs the scores of all labels, where not all have one."""
         found = yield from super().loop(plan, wanted)
+        if not self.evaluate or self.every:
+            return found
         return {name: value for name, value in found.items() if name != "average_auc"}
+
+    @property
+    def unscored(self) -> str:
+        """Why not all labels have scores; "" where they have, or need none."""
+        if not self.evaluate or self.every:
+            return ""
+        if self.model.n_trees > 1:
+            return f"of {self.model.n_trees} trees the {LIST} best labels of each are joined, and others have no score"
+        return "it needs the scores of all labels, which beam none gives (in Python model.with_beam(None))"
 
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """From the number of rows."""
@@ -252,9 +331,10 @@ class TreeTask(RankingTask):
             "results": t * min(sizes.rows_per_job, dataset.n_samples) * self.k * RESULT_BYTES,
             "weights": min(sizes.cache_bytes, sum(size for _, size in model.tiles)),
             "shapes of trees": t * model.shape_bytes,
-            "row blocks": t * (sizes.row_bytes + 4 * MIB),
+            "row blocks": t * (sizes.row_bytes + max(4 * MIB, min(sizes.rows, dataset.n_samples) * self.of_row)),
         }
-        seconds = 1e-9 * _ROW_NS * model.n_trees * dataset.n_samples / (t * plan.processes)
+        of_row = 1e-9 * _ROW_NS * model.n_trees * max(1.0, model.width / _NODES) * (1 + self.every)
+        seconds = of_row * dataset.n_samples / (t * plan.processes)
         return self.foreseen(sizes.row_blocks(dataset), n_bytes, needs, seconds)
 
 
@@ -279,3 +359,5 @@ class TreesWarmUp(WarmUp):
             model = TreeWeights(path / "model")
             for evaluate in (False, True):
                 rank_a_few(TreeTask(model, dataset, 12, evaluate=evaluate))
+            x, y = (matrix.block(0, dataset.n_samples) for matrix in (dataset.X_rows(), dataset.Y_rows()))
+            row_auc(OpenTrees(model, model.widest, None), CSR.of(x), y, filter_pairs())

@@ -32,8 +32,9 @@ from xmc_stream.tree.plan import cut_parents, plan_tree, rows_of_parents, shape_
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.shapes import Shapes
 from xmc_stream.tree.shared import Shared
-from xmc_stream.tree.solve import RootJob, SolveJob, UnitJob
+from xmc_stream.tree.solve import RootJob, SolveJob
 from xmc_stream.tree.structure import Level, Structure
+from xmc_stream.tree.units import UnitJob
 
 _KINDS = ("vectors", "split", "solve", "beam", "choice")  # of jobs that leave packs
 MARGIN = 0.1  # of implied labels

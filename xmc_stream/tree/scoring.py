@@ -20,10 +20,20 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.tree.beams import at_root, descended
+from xmc_stream.tree.beams import at_root, descended, descended_to_all
 from xmc_stream.tree.guide import CLUSTERINGS, GROUPS, N_GROUPS, guide_weight
-from xmc_stream.tree.kernels.beam import Best, Hints, Rule, average_trees, hint_terms, pairs_by_node, score_labels
+from xmc_stream.tree.kernels.beam import (
+    Beams,
+    Best,
+    Hints,
+    Rule,
+    average_trees,
+    hint_terms,
+    pairs_by_node,
+    score_labels,
+)
 from xmc_stream.tree.kernels.records import Panels
+from xmc_stream.tree.kernels.whole import score_all_labels
 from xmc_stream.tree.nodes import GUIDE
 from xmc_stream.tree.structure import Structure
 
@@ -72,17 +82,34 @@ class Scorer:
                 hint_terms(x, panels, np.float32(self.score["guide"] / CLUSTERINGS), terms)
         return Hints(terms, self.groups)
 
-    def _of_tree(self, tree: int, x: CSR, hints: Hints, barred: Labels, best: Best) -> Best:
-        structure = self.trees[tree]
-        beams = at_root(len(x.indptr) - 1)
-        for level in structure.levels[:-1]:
-            beams = descended(level, self.units(tree, level.number), x, beams, self.beam)
-        level = structure.levels[-1]
+    def every(self, x: CSR, scores: NDArray[np.float32]) -> None:
+        """Enter the score of every label that the beams of the first tree reach (n, K)."""
+        order, level, hints, beams = self.trees[0].order, self.trees[0].levels[-1], self._hints(x), self._leaves(0, x)
         places, ptr = pairs_by_node(beams.nodes, level.n_parents)
-        rule = Rule(np.float32(self.score["short"]), np.float32(self.score["path"]))
+        for panels in self.units(0, level.number):
+            score_all_labels(x, places, ptr, beams, panels, order, self._rule, hints, scores)
+
+    def _of_tree(self, tree: int, x: CSR, hints: Hints, barred: Labels, best: Best) -> Best:
+        order, level, beams = self.trees[tree].order, self.trees[tree].levels[-1], self._leaves(tree, x)
+        places, ptr = pairs_by_node(beams.nodes, level.n_parents)
         for panels in self.units(tree, level.number):
-            score_labels(x, places, ptr, beams, panels, structure.order, rule, hints, barred, best)
+            score_labels(x, places, ptr, beams, panels, order, self._rule, hints, barred, best)
         return best
+
+    def _leaves(self, tree: int, x: CSR) -> Beams:
+        """The leaves that rows reach, and their paths."""
+        beams = at_root(len(x.indptr) - 1)
+        for level in self.trees[tree].levels[:-1]:
+            units = self.units(tree, level.number)
+            if self.beam < level.n_children:
+                beams = descended(level, units, x, beams, self.beam)
+            else:
+                beams = descended_to_all(level, units, x, beams)
+        return beams
+
+    @property
+    def _rule(self) -> Rule:
+        return Rule(np.float32(self.score["short"]), np.float32(self.score["path"]))
 
 
 def no_labels(n: int, k: int) -> Best:

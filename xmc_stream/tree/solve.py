@@ -9,7 +9,6 @@ lam is 0 for nodes. R(c) has the rows with a label below c, and of those whose b
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,17 +29,14 @@ from xmc_stream.linear.kernels.rows import localise, row_squares
 from xmc_stream.methods.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MemoryPlan, fitting_ranges
-from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import PackedArrayWriter, PackWriter, new_pack
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.stop import stop_if_unwanted
 from xmc_stream.tree.beams import Others
 from xmc_stream.tree.guide import LEVEL, read_groups
-from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
-from xmc_stream.tree.kernels.records import Weights
 from xmc_stream.tree.kernels.solve import mark_rows, measure_rows, measure_weights, solve_lanes, take_entries
-from xmc_stream.tree.nodes import GUIDE, Source, Unit, write_unit
+from xmc_stream.tree.nodes import GUIDE
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.structure import Level, Structure
@@ -52,7 +48,6 @@ _BLOCK_BYTES = 1 << 20  # of rows that stream by once
 LANE_BYTES = 4 * LANES  # of alpha, or v
 ROW_BYTES = LANE_BYTES + 80  # of a row in a problem, beside its entries
 ENTRY_BYTES = 8 + 8 + 8  # of an entry of X as it is gathered, checked, and with local features
-READ_WEIGHTS = 1 << 18  # weights that are read at a time, to be put into records
 FEATURE_BYTES = LANE_BYTES + 9 * LANES + 8  # of a feature in a problem: v, and weights as they are taken
 
 
@@ -447,63 +442,3 @@ class _Strips:
             group.lanes.quiet[:] = QUIET - 1
         else:
             group.whole = group.n_awake == self._n
-
-
-@dataclass(frozen=True)
-class UnitJob:
-    """Write a unit of the model. parts: what was left by the jobs that solved its parents, in order.
-
-    most: weights that are put into records at a time.
-    """
-
-    of: Shared
-    unit: Unit
-    parts: tuple[str, ...]
-    most: int
-
-    @property
-    def key(self) -> str:
-        """The unit."""
-        return f"finalise/{self.unit.name}"
-
-    def run(self) -> Receipt:
-        """Read, pack, write."""
-        dataset, unit = self.of.dataset(), self.unit
-        level = LEVEL
-        if unit != GUIDE_UNIT:
-            level = self.of.structure(unit.tree, dataset.n_labels).levels[unit.level]
-        parts = [_Part(part) for part in self.parts]
-        bias = np.concatenate([part.bias for part in parts])
-        parents = (source for part in parts for source in part.parents()) if unit.level else [_root(parts)]
-        made = write_unit(unit.path(self.of.model), unit, level, dataset.n_features, bias, parents, self.most)
-        return {**made, "name": unit.name}
-
-
-class _Part:
-    """What a job left that solved some parents, see `Solution`."""
-
-    def __init__(self, path: str) -> None:
-        self._arrays = [open_array(Path(path) / name) for name in ("features", "children", "values")]
-        counts, bias = (open_array(Path(path) / name) for name in ("counts", "bias"))
-        self._ends = np.concatenate([[0], np.cumsum(counts.read(0, counts.size))]).tolist()
-        self.bias = bias.read(0, bias.size)
-
-    @property
-    def n(self) -> int:
-        """Weights."""
-        return int(self._ends[-1])
-
-    def parents(self) -> Iterator[Source]:
-        """In order."""
-        for low, high in itertools.pairwise(self._ends):
-            yield Source(high - low, partial(self.windows, low, high))
-
-    def windows(self, low: int, high: int) -> Iterator[Weights]:
-        """Weights [low, high)."""
-        for begin in range(low, high, READ_WEIGHTS):
-            yield Weights(*(array.read(begin, min(begin + READ_WEIGHTS, high)) for array in self._arrays))
-
-
-def _root(parts: Sequence[_Part]) -> Source:
-    """All parts have children of the one parent."""
-    return Source(sum(part.n for part in parts), lambda: (some for part in parts for some in part.windows(0, part.n)))
