@@ -61,7 +61,7 @@ def settled(
     row_squares(block.indptr, block.values, 1.0, squares)
     labels, rows = np.nonzero(Y.T)
     y = Labels(np.searchsorted(labels, np.arange(Y.shape[1] + 1)).astype(np.int64), rows.astype(np.int64))
-    penalty, steps = Problem.of(p, 0, True).penalty, Steps(seed, 0, p.epochs, p.tol, 0.0)
+    penalty, steps = Problem.of(p.resolved(N), 0, True).penalty, Steps(seed, 0, p.epochs, p.tol, 0.0)
     used = begin_lanes(0, y, ONCE.classes, penalty, lanes)
     done = settle_lanes(CSR.of(block), squares, ONCE.rows, steps, penalty, used, Rest(p.tol, visits), lanes)
     v = np.vstack([lanes.v.reshape(D, LANES), lanes.v0]).astype(np.float64)
@@ -79,7 +79,11 @@ def test_gaps_are_those_of_the_problem(epochs: int, lam: float, weighted: bool) 
     row_squares(block.indptr, block.values, 1.0, squares)
     labels, rows = np.nonzero(Y.T)
     y = Labels(np.searchsorted(labels, np.arange(Y.shape[1] + 1)).astype(np.int64), rows.astype(np.int64))
-    penalty, steps, figures = Problem.of(p, 0, True).penalty, Steps(7, 0, epochs, p.tol, 0.0), np.zeros((LANES, 2))
+    penalty, steps, figures = (
+        Problem.of(p.resolved(N), 0, True).penalty,
+        Steps(7, 0, epochs, p.tol, 0.0),
+        np.zeros((LANES, 2)),
+    )
     used = begin_lanes(0, y, ONCE.classes, penalty, lanes)
     settle_lanes(block, squares, times, steps, penalty, used, Rest(p.tol, 2), lanes)
     measure_rows(block, squares, times, penalty, lanes, figures)
@@ -149,7 +153,7 @@ def test_a_row_that_visits_do_not_move_sleeps() -> None:
     X, Y = random_rows(np.random.default_rng(0), N, D), some_labels(4)
     block, squares, lanes = sparse(X), np.empty(N), new_lanes(N, D)
     row_squares(block.indptr, block.values, 1.0, squares)
-    penalty = Problem.of(TreeParameters(C=1.0), 0, True).penalty
+    penalty = Problem.of(TreeParameters(C=1.0).resolved(N), 0, True).penalty
     begin_lanes(0, Labels(np.zeros(1, np.int64), np.empty(0, np.int64)), ONCE.classes, penalty, lanes)
     lanes.positive[:] = Y @ (1 << np.arange(4))
     lanes.quiet[:], lanes.order[:] = 0, np.arange(N)

@@ -56,7 +56,7 @@ class TreeForecaster(Forecaster):
         levels, groups = len(nodes) + 1, -(-(nodes[0] if nodes else k) // 16)
         guided = score_of(dataset, p.guide)["guide"] > 0
         vectors = -(-k // sizes.labels) if shape.splits or shape.start or guided else 0
-        of_root = p.n_trees * -(-groups // sizes.groups) * p.most_epochs
+        of_root = p.n_trees * -(-groups // sizes.groups) * int(p.number("epochs"))
         of_root += -(-N_GROUPS // 16 // sizes.groups) * GUIDE_EPOCHS if guided else 0
         down = p.n_trees * (levels - 1)
         gathered = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * down

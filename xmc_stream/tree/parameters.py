@@ -10,7 +10,14 @@ from xmc_stream.methods.parameters import GIVEN, ClassWeight, Flag, GivenTree, N
 
 # of the known trees: a node is trained on the rows that have a label below its parent
 _SIBLINGS = {"negatives": 0.0, "C": 2.0, "lam": 0.0, "guide": False}
-_EPOCHS, _EPOCHS_OF_FEW, _FEW_ROWS = 10, 30, 1 << 15
+_FEW_ROWS = 1 << 15
+# where rows are few time is short anyway, and a model small: solved further, and more weights are kept
+_OF_FEW = {"lam": 0.02, "prune": 0.05, "epochs": 60, "tol": 0.03}
+_OF_MANY = {"lam": 0.05, "prune": 0.1, "epochs": 10, "tol": 0.1}
+
+
+def _by_rows(name: str) -> str:
+    return f" none: {_OF_MANY[name]:g}, or {_OF_FEW[name]:g} for fewer than {_FEW_ROWS:,} rows."
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,13 @@ class TreeParameters(Parameters):
         ),
     )
     C_nodes: float = parameter(2.0, Number("Weight of the loss of nodes.", open_least=True))
-    lam: float = parameter(0.05, Number("Weight of the l1 term of labels; nodes have none."))
-    prune: float = parameter(0.1, Number("The model leaves out weights |w_j| below it, the bias never. 0: off."))
+    lam: float | None = parameter(
+        None, Number("Weight of the l1 term of labels; nodes have none." + _by_rows("lam"), none=True)
+    )
+    prune: float | None = parameter(
+        None,
+        Number("The model leaves out weights |w_j| below it, the bias never. 0: off." + _by_rows("prune"), none=True),
+    )
     negatives: float = parameter(
         2.0,
         Number(
@@ -80,12 +92,11 @@ class TreeParameters(Parameters):
     )
     epochs: int | None = parameter(
         None,
-        Whole(
-            "Visits of each row while children are solved, at most. none: 10, or 30 for fewer than 32,768 rows.",
-            none=True,
-        ),
+        Whole("Visits of each row while children are solved, at most." + _by_rows("epochs"), none=True),
     )
-    tol: float = parameter(0.1, Number("Steps are taken where the gradient of the dual is larger."))
+    tol: float | None = parameter(
+        None, Number("Steps are taken where the gradient of the dual is larger." + _by_rows("tol"), none=True)
+    )
     tree: str | None = parameter(
         None,
         GivenTree(
@@ -100,13 +111,13 @@ class TreeParameters(Parameters):
 
     def resolved(self, n_samples: int) -> TreeParameters:
         """With what rules decide for so many rows, C apart."""
-        epochs = self.epochs or (_EPOCHS if n_samples >= _FEW_ROWS else _EPOCHS_OF_FEW)
-        return replace(self, epochs=epochs)
+        rule = _OF_FEW if n_samples < _FEW_ROWS else _OF_MANY
+        chosen: dict[str, Any] = {name: value for name, value in rule.items() if getattr(self, name) is None}
+        return replace(self, **chosen)
 
-    @property
-    def most_epochs(self) -> int:
-        """Of resolved parameters."""
-        return self.epochs or _EPOCHS
+    def number(self, name: str) -> float:
+        """Of resolved parameters: lam, prune, epochs or tol."""
+        return float(getattr(self, name))
 
     @property
     def chosen_C(self) -> float:

@@ -74,15 +74,16 @@ class Problem(NamedTuple):
 
     @classmethod
     def of(cls, p: TreeParameters, tree: int, last: bool) -> Problem:
-        """last: the children are labels."""
+        """Of resolved parameters. last: the children are labels."""
+        rule, epochs, prune = Rest(p.number("tol"), QUIET), int(p.number("epochs")), p.number("prune")
         if last:
-            c = p.chosen_C
-            penalty = Penalty(p.lam, 1.0, 1.0 / c, np.inf, 1.0 / (c * p.positive_weight), np.inf, True)
-            return cls(penalty, Rest(p.tol, QUIET), p.most_epochs, p.prune)
-        c, epochs, prune = (
-            (p.C_nodes, p.most_epochs, p.prune) if tree != GUIDE else (_GUIDE_C, GUIDE_EPOCHS, p.prune / 5.0)
-        )
-        return cls(Penalty(0.0, 1.0, 1.0 / c, np.inf, 1.0 / c, np.inf, True), Rest(p.tol, QUIET), epochs, prune)
+            c, lam = p.chosen_C, p.number("lam")
+            penalty = Penalty(lam, 1.0, 1.0 / c, np.inf, 1.0 / (c * p.positive_weight), np.inf, True)
+            return cls(penalty, rule, epochs, prune)
+        c = p.C_nodes
+        if tree == GUIDE:
+            c, epochs, prune = _GUIDE_C, GUIDE_EPOCHS, prune / 5.0
+        return cls(Penalty(0.0, 1.0, 1.0 / c, np.inf, 1.0 / c, np.inf, True), rule, epochs, prune)
 
     def steps(self, seed: int, tree: int, level: int, parent: int, first: int) -> Steps:
         """How children first, first + 1, ... of a parent are solved: the seed of their orders is their own.
