@@ -18,17 +18,39 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
 
 from xmc_stream.system.memory import peak_resident
 
+if TYPE_CHECKING:  # where programs run, there is little else
+    from xmc_stream.store.dataset import Dataset
+    from xmc_stream.store.matrix import SparseMatrix
+
 TOP = 5
 BEAM = 10
 TREES = 3
 _SCORED = 1 << 24  # scores that scikit-learn's matrices of them hold at a time
+
+
+def as_scipy(matrix: SparseMatrix, n_columns: int) -> scipy.sparse.csr_matrix:
+    """A stored matrix in memory, the very float32 values."""
+    block = matrix.block(0, matrix.n_lines)
+    data = np.ones(len(block.indices), np.float32) if block.data is None else block.data
+    return scipy.sparse.csr_matrix((data, block.indices, block.indptr), shape=(block.n, n_columns))
+
+
+def write_matrices(
+    train: Dataset, test: Dataset, folder: Path
+) -> tuple[scipy.sparse.csr_matrix, scipy.sparse.csr_matrix]:
+    """What programs read, but the text, into a new folder; returns X and Y of the training set."""
+    folder.mkdir(parents=True)
+    X, Y = as_scipy(train.X_rows(), train.n_features), as_scipy(train.Y_rows(), train.n_labels)
+    for name, matrix in (("X", X), ("Y", Y), ("test", as_scipy(test.X_rows(), train.n_features))):
+        scipy.sparse.save_npz(folder / f"{name}.npz", matrix, compressed=False)
+    return X, Y
 
 
 class Clock:

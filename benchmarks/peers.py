@@ -33,14 +33,13 @@ import click
 import numpy as np
 import scipy.sparse
 from commands import machine, run
-from peer_programs import PEERS, TOP, Peer
+from peer_programs import PEERS, TOP, Peer, write_matrices
 
 from xmc_stream.linear.predict import LinearWarmUp
 from xmc_stream.metrics import RankingMetrics, inverse_propensity
 from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
-from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.tree.method import TreeWarmUp
 from xmc_stream.tree.predict import TreesWarmUp
@@ -164,13 +163,6 @@ def theirs(key: str, peer: Peer) -> Program:
     return Program(peer.name, peer.version or "", fit, predict, peer.most_labels)
 
 
-def as_scipy(matrix: SparseMatrix, n_columns: int) -> scipy.sparse.csr_matrix:
-    """A stored matrix in memory, the very float32 values."""
-    block = matrix.block(0, matrix.n_lines)
-    data = np.ones(len(block.indices), np.float32) if block.data is None else block.data
-    return scipy.sparse.csr_matrix((data, block.indices, block.indptr), shape=(block.n, n_columns))
-
-
 def write_text(path: Path, X: scipy.sparse.csr_matrix, Y: scipy.sparse.csr_matrix) -> None:
     """XMLRepo text; nine digits give the float32 values back."""
     pairs = [f"{j}:{value:.9g}" for j, value in zip(X.indices.tolist(), X.data.tolist(), strict=True)]
@@ -187,12 +179,7 @@ def prepare(source: Path, folder: Path, text: bool) -> tuple[Path, Path, Path]:
     train, test, matrices = folder / "train.xmc", folder / "test.xmc", folder / "matrices"
     run("convert", source / "train.txt.gz", train, "--normalize", "l2")
     run("convert", source / "test.txt.gz", test, "--like", train)
-    matrices.mkdir()
-    data = open_dataset(train)
-    X, Y = as_scipy(data.X_rows(), data.n_features), as_scipy(data.Y_rows(), data.n_labels)
-    X_test = as_scipy(open_dataset(test).X_rows(), data.n_features)
-    for name, matrix in (("X", X), ("Y", Y), ("test", X_test)):
-        scipy.sparse.save_npz(matrices / f"{name}.npz", matrix, compressed=False)
+    X, Y = write_matrices(open_dataset(train), open_dataset(test), matrices)
     if text:
         write_text(matrices / "train.txt", X, Y)
     return train, test, matrices
