@@ -7,9 +7,9 @@ the labels fixed; the rows of a smaller set begin the larger one. A solver with 
 that has loaded its kernels. Data for the tree have a tree in them (`make_synthetic.py --tree`), which needs a row for each
 label. Exponents are slopes of least squares through the logarithms: seconds of the processor ~ K^e.
 
-prediction: the whole call, which opens the model; again: a second `predict_topk`, which has it in memory. --pecos: PECOS
-XR-Linear on the same rows, if it is installed (in this interpreter, or that of --peers): its fit and its prediction without
-reading or saving. --quick: smaller sets, a minute or two, to see that it runs.
+prediction: the whole call, which opens the model; again: a second `predict_topk`, which has it in memory (12 GB).
+--pecos: PECOS XR-Linear on the same rows, if it is installed (in this interpreter, or that of --peers): its fit and its
+prediction without reading or saving. --quick: smaller sets, a minute or two, to see that it runs.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from xmc_stream.metrics import RankingMetrics, inverse_propensity
 HERE = Path(__file__).resolve().parent
 GENERATOR, PEERS = HERE.parent / "tools" / "make_synthetic.py", HERE / "peer_programs.py"
 SEED = 0
+HELD = "12GB"  # limit of the prediction that has the model in memory
 HEAD = "| varied | program | rows | labels | training, CPU s | prediction, CPU ms a row | again | model MB | weights | P@1 |"
 
 
@@ -122,7 +123,7 @@ class Bench:
         xs.predict(model, test, out, k=5, overwrite=True, **how)
         times.append(time.process_time())
         for _ in range(2):
-            model.predict_topk(test, 5, **how)
+            model.predict_topk(test, 5, memory_limit=HELD, threads=1)
             times.append(time.process_time())
         seconds, *rest = np.diff(times).tolist()
         ms, _, again = (1000 * second / self.sizes.predicted for second in rest)
