@@ -29,8 +29,8 @@ import click
 import numpy as np
 import scipy.sparse
 from commands import machine
-from peer_programs import BEAM, PEERS, TOP, Clock, napkinxc_model
-from peers import as_scipy, prepare
+from peer_programs import BEAM, PEERS, TOP, Clock, as_scipy, napkinxc_model
+from peers import prepare
 
 import xmc_stream as xs
 

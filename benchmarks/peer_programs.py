@@ -1,4 +1,4 @@
-"""The other programs, each at its defaults: what benchmarks/peers.py runs, one fit or one prediction in a process.
+"""The other programs, at their defaults and at published settings: what benchmarks/peers.py runs, each in a process.
 
     python benchmarks/peer_programs.py fit|predict PROGRAM DATA MODEL OUT THREADS
 
@@ -18,17 +18,39 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
 
 from xmc_stream.system.memory import peak_resident
 
+if TYPE_CHECKING:  # where programs run, there is little else
+    from xmc_stream.store.dataset import Dataset
+    from xmc_stream.store.matrix import SparseMatrix
+
 TOP = 5
 BEAM = 10
 TREES = 3
 _SCORED = 1 << 24  # scores that scikit-learn's matrices of them hold at a time
+
+
+def as_scipy(matrix: SparseMatrix, n_columns: int) -> scipy.sparse.csr_matrix:
+    """A stored matrix in memory, the very float32 values."""
+    block = matrix.block(0, matrix.n_lines)
+    data = np.ones(len(block.indices), np.float32) if block.data is None else block.data
+    return scipy.sparse.csr_matrix((data, block.indices, block.indptr), shape=(block.n, n_columns))
+
+
+def write_matrices(
+    train: Dataset, test: Dataset, folder: Path
+) -> tuple[scipy.sparse.csr_matrix, scipy.sparse.csr_matrix]:
+    """What programs read, but the text, into a new folder; returns X and Y of the training set."""
+    folder.mkdir(parents=True)
+    X, Y = as_scipy(train.X_rows(), train.n_features), as_scipy(train.Y_rows(), train.n_labels)
+    for name, matrix in (("X", X), ("Y", Y), ("test", as_scipy(test.X_rows(), train.n_features))):
+        scipy.sparse.save_npz(folder / f"{name}.npz", matrix, compressed=False)
+    return X, Y
 
 
 class Clock:
@@ -62,7 +84,10 @@ def napkinxc_model(name: str, data: Path, model: Path, threads: int) -> Any:
         # its two forms train the same classifiers; OVR is the one for a single label a row
         single = np.all(np.diff(_load(data, "Y").indptr) == 1)
         return (models.OVR if single else models.BR)(str(model), threads=threads)
-    return models.PLT(str(model), threads=threads, seed=1)
+    # of the final results of "Probabilistic Label Trees for Extreme Multi-label Classification": napkinXC,
+    # experiments/plt_jmlr/plt_final.sh, with the C that it gives where it names none for a set
+    final = {"ensemble": 3, "arity": 16, "kmeans_balanced": False, "liblinear_eps": 0.1} if name == "plt-final" else {}
+    return models.PLT(str(model), threads=threads, seed=1, **final)
 
 
 def _fit_napkinxc(name: str) -> Callable[..., None]:
@@ -109,14 +134,21 @@ def _predict_pecos(data: Path, model: Path, threads: int, clock: Clock) -> np.nd
     return _padded([scores.indices[row][np.argsort(-scores.data[row], kind="stable")] for row in rows])
 
 
-def _fit_omikuji(data: Path, model: Path, threads: int, clock: Clock) -> None:
-    from omikuji import Model
+def _fit_omikuji(**more: Any) -> Callable[..., None]:
+    """more: settings that are not the defaults."""
 
-    settings = Model.default_hyper_param()
-    settings.n_trees = TREES
-    with clock:  # it takes the data from a file only
-        trained = Model.train_on_data(str(data / "train.txt"), settings, threads)
-    trained.save(str(model))
+    def fit(data: Path, model: Path, threads: int, clock: Clock) -> None:
+        from omikuji import Model
+
+        settings = Model.default_hyper_param()
+        settings.n_trees = TREES
+        for name, value in more.items():
+            setattr(settings, name, value)
+        with clock:  # it takes the data from a file only
+            trained = Model.train_on_data(str(data / "train.txt"), settings, threads)
+        trained.save(str(model))
+
+    return fit
 
 
 def _predict_omikuji(data: Path, model: Path, threads: int, clock: Clock) -> np.ndarray:
@@ -164,7 +196,10 @@ def _predict_sklearn(data: Path, model: Path, threads: int, clock: Clock) -> np.
 
 @dataclass(frozen=True)
 class Peer:
-    """A program: its name in the table, the package it is in, what fits and predicts; most_labels it is run on."""
+    """A program: its name in the table, the package it is in, what fits and predicts; most_labels it is run on.
+
+    text: it reads the training set as text.
+    """
 
     name: str
     module: str
@@ -172,6 +207,7 @@ class Peer:
     fit: Callable[[Path, Path, int, Clock], None]
     predict: Callable[[Path, Path, int, Clock], np.ndarray]
     most_labels: int | None = None
+    text: bool = False
 
     @property
     def version(self) -> str | None:
@@ -184,10 +220,18 @@ PEERS = {
         "napkinXC one-vs-rest", "napkinxc", "napkinxc", _fit_napkinxc("one-vs-rest"), _predict_napkinxc("one-vs-rest")
     ),
     "napkinxc-plt": Peer("napkinXC PLT", "napkinxc", "napkinxc", _fit_napkinxc("plt"), _predict_napkinxc("plt")),
+    "napkinxc-plt-final": Peer(
+        "napkinXC 3 PLTs, arity 16", "napkinxc", "napkinxc", _fit_napkinxc("plt-final"), _predict_napkinxc("plt-final")
+    ),
     "pecos": Peer(f"PECOS XR-Linear, beam {BEAM}", "pecos", "libpecos", _fit_pecos, _predict_pecos),
-    "omikuji": Peer(f"Omikuji Parabel, {TREES} trees", "omikuji", "omikuji", _fit_omikuji, _predict_omikuji),
+    "omikuji": Peer(f"Omikuji Parabel, {TREES} trees", "omikuji", "omikuji", _fit_omikuji(), _predict_omikuji, text=True),
+    # the settings of highest precision in its README: "regular k-means for shallow trees", after Bonsai
+    "omikuji-bonsai": Peer(
+        f"Omikuji Bonsai, {TREES} trees", "omikuji", "omikuji",
+        _fit_omikuji(cluster_balanced=False, cluster_k=100, max_depth=3), _predict_omikuji, text=True,
+    ),
     "sklearn": Peer("OneVsRest(LinearSVC)", "sklearn", "scikit-learn", _fit_sklearn, _predict_sklearn, 1000),
-}
+}  # fmt: skip
 
 
 def main(action: str, program: str, data: Path, model: Path, out: Path, threads: int) -> None:

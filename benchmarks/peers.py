@@ -5,9 +5,9 @@
 
 SET is a folder of XMC_STREAM_DATA with train.txt.gz and test.txt.gz (XMLRepo text). Prints one table, whose notes say
 what is measured; a program that is not installed is left out with a line, one that fails or takes too long has a row that
-says so. Every run also adds a line to --log as soon as it is over, so that a benchmark that is killed leaves what it had; the
-processor time of the whole fitting process, and that of a row's prediction, which a loaded machine distorts less, stand only
-there.
+says so. Below the table stand differences of P@k between this library and the others, with paired standard errors. Every run
+also adds a line to --log as soon as it is over, so that a benchmark that is killed leaves what it had; the processor time of a
+row's prediction, which a loaded machine distorts less, stands only there.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ import click
 import numpy as np
 import scipy.sparse
 from commands import machine, run
-from peer_programs import PEERS, TOP, Peer
+from peer_programs import PEERS, TOP, Peer, write_matrices
 
 from xmc_stream.linear.predict import LinearWarmUp
-from xmc_stream.metrics import RankingMetrics, inverse_propensity
+from xmc_stream.metrics import RankingMetrics, among, inverse_propensity
 from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
-from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.tree.method import TreeWarmUp
 from xmc_stream.tree.predict import TreesWarmUp
 
+OURS = "xmc_stream"
 SETS = ("bibtex", "20news_bydate", "rcv1_topics", "wordnet_hypernyms")
 FIGURES = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
-HEAD = ("set", "program", "fit s", "peak MB", "model MB", *FIGURES, "ms/row", "load", "package")
+HEAD = ("set", "program", "fit s", "cpu s", "peak MB", "model MB", *FIGURES, "ms/row", "load", "package")
 NOTES = """
 fit s: of the others the call that fits, the data in memory, without saving (napkinXC saves as it fits; Omikuji's
 includes reading its text file); of xmc_stream the whole `train` command by the clock, the interpreter's start and end
-and all imports included: it reads the data from disk, checks them, and writes the model. peak MB: VmHWM of the process
+and all imports included: it reads the data from disk, checks them, and writes the model. cpu s: processor time of the
+whole process that fits, of every program: interpreter, imports, reading, fit and saving. peak MB: VmHWM of the process
 that fits, interpreter, packages and data included. model MB: as saved. P@k, PSP@1: by xmc_stream.metrics from each
 program's best five labels of each test row. ms/row: the call that predicts the whole test set, model and data loaded
 before, divided by its rows (Omikuji and scikit-learn as their Python interfaces allow); of xmc_stream a second
@@ -164,13 +165,6 @@ def theirs(key: str, peer: Peer) -> Program:
     return Program(peer.name, peer.version or "", fit, predict, peer.most_labels)
 
 
-def as_scipy(matrix: SparseMatrix, n_columns: int) -> scipy.sparse.csr_matrix:
-    """A stored matrix in memory, the very float32 values."""
-    block = matrix.block(0, matrix.n_lines)
-    data = np.ones(len(block.indices), np.float32) if block.data is None else block.data
-    return scipy.sparse.csr_matrix((data, block.indices, block.indptr), shape=(block.n, n_columns))
-
-
 def write_text(path: Path, X: scipy.sparse.csr_matrix, Y: scipy.sparse.csr_matrix) -> None:
     """XMLRepo text; nine digits give the float32 values back."""
     pairs = [f"{j}:{value:.9g}" for j, value in zip(X.indices.tolist(), X.data.tolist(), strict=True)]
@@ -187,12 +181,7 @@ def prepare(source: Path, folder: Path, text: bool) -> tuple[Path, Path, Path]:
     train, test, matrices = folder / "train.xmc", folder / "test.xmc", folder / "matrices"
     run("convert", source / "train.txt.gz", train, "--normalize", "l2")
     run("convert", source / "test.txt.gz", test, "--like", train)
-    matrices.mkdir()
-    data = open_dataset(train)
-    X, Y = as_scipy(data.X_rows(), data.n_features), as_scipy(data.Y_rows(), data.n_labels)
-    X_test = as_scipy(open_dataset(test).X_rows(), data.n_features)
-    for name, matrix in (("X", X), ("Y", Y), ("test", X_test)):
-        scipy.sparse.save_npz(matrices / f"{name}.npz", matrix, compressed=False)
+    X, Y = write_matrices(open_dataset(train), open_dataset(test), matrices)
     if text:
         write_text(matrices / "train.txt", X, Y)
     return train, test, matrices
@@ -206,21 +195,41 @@ def merit(labels: np.ndarray, train: Dataset, test: Dataset) -> dict[str, float]
     return metrics.result()
 
 
-def once(program: Program, contest: Contest, folder: Path) -> dict[str, Any]:
-    """Fit, predict and judge once; a failure ends the record and stands in it."""
+def precisions(labels: np.ndarray, test: Dataset) -> np.ndarray:
+    """P@1, P@3, P@5 of each row (n, 3), in per cent."""
+    truth = test.Y_rows().block(0, test.n_samples)
+    hits = among(np.arange(len(labels))[:, None], labels, truth.indptr, truth.indices)
+    return np.stack([100.0 * hits[:, :k].mean(axis=1) for k in (1, 3, 5)], axis=1)
+
+
+def differences(name: str, ours: str, own: np.ndarray, peer: str, other: np.ndarray) -> str:
+    """How much higher our P@k is than another program's on the same rows, and the standard error of that mean."""
+    of_rows = own - other
+    errors = of_rows.std(axis=0, ddof=1) / np.sqrt(len(of_rows))
+    cells = (
+        f"P@{k} {mean:+.2f} +- {error:.2f}"
+        for k, mean, error in zip((1, 3, 5), of_rows.mean(axis=0), errors, strict=True)
+    )
+    return f"{name}: {ours} - {peer}: {', '.join(cells)}"
+
+
+def once(program: Program, contest: Contest, folder: Path, judged: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Fit, predict and judge once; a failure ends the record and stands in it. judged: gets `precisions`."""
     folder.mkdir()
     record: dict[str, Any] = {"load": os.getloadavg()[0]}
     try:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         fitted = program.fit(contest, folder / "model")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        record["fit process cpu s"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        record["cpu s"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         record |= {"fit s": fitted["seconds"], "peak MB": fitted["peak_rss"] / 1e6}
         record["model MB"] = fitted["model_bytes"] / 1e6
         predicted, labels = program.predict(contest, folder / "model", folder / "predictions")
         for column, measured in (("ms/row", "seconds"), ("cpu ms/row", "processor")):
             record[column] = 1000 * predicted[measured] / len(labels)
-        record |= merit(labels, open_dataset(contest.train), open_dataset(contest.test))
+        test = open_dataset(contest.test)
+        record |= merit(labels, open_dataset(contest.train), test)
+        judged.setdefault(program.name, precisions(labels, test))
     except ProgramError as failure:
         record["failure"] = f"{'prediction' if 'fit s' in record else 'fit'}: {failure}"
     shutil.rmtree(folder)
@@ -231,7 +240,7 @@ def row(name: str, program: Program, records: Sequence[dict[str, Any]], take: st
     """A program's line of the table."""
     middle: Callable[..., float] = statistics.median if take == "median" else min
     cells = {"set": name, "program": program.name, "package": program.version}
-    for column, digits in (("fit s", 2), ("peak MB", 0), ("model MB", 1), ("ms/row", 4)):
+    for column, digits in (("fit s", 2), ("cpu s", 2), ("peak MB", 0), ("model MB", 1), ("ms/row", 4)):
         taken = [record[column] for record in records if column in record]
         cells[column] = f"{middle(taken):.{digits}f}" if taken else "-"
     for figure in FIGURES:  # some programs draw otherwise in each run
@@ -243,9 +252,9 @@ def row(name: str, program: Program, records: Sequence[dict[str, Any]], take: st
 
 
 def table_line(cells: Sequence[str]) -> str:
-    widths = (20, 26, 8, 8, 8, 6, 6, 6, 6, 6, 6, 8, 5, 20)
+    widths = (20, 26, 8, 8, 8, 8, 6, 6, 6, 6, 6, 6, 8, 5, 20)
     aligned = (
-        f"{cell:{'<' if i in (0, 1, 13) else '>'}{width}}"
+        f"{cell:{'<' if i in (0, 1, 14) else '>'}{width}}"
         for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
     return f"| {' | '.join(aligned)} |"
@@ -273,14 +282,14 @@ def main(
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = str(threads)
     print(f"{machine()}; {threads} threads each; {take} of {repeats} runs; xmc_stream in {memory_limit}")
-    programs = [ours(f"xmc_stream {solver}", ("--solver", solver)) for solver in solvers]
+    programs = [ours(f"{OURS} {solver}", ("--solver", solver)) for solver in solvers]
     for extra in more:
         name, colon, options = extra.partition(":")
         if not colon:
             raise click.UsageError(
                 f"--ours {extra!r}: write it as 'NAME: OPTIONS', for instance 'lam 0.1: --set lam=0.1'"
             )
-        programs.append(ours(f"xmc_stream {name}", shlex.split(options)))
+        programs.append(ours(f"{OURS} {name}", shlex.split(options)))
     for key, peer in PEERS.items():
         if only and key not in only:
             continue
@@ -295,14 +304,16 @@ def main(
     TreeWarmUp().run()
     TreesWarmUp().run()
     print(table_line(HEAD), "|" + "---|" * len(HEAD), sep="\n", flush=True)
+    below: list[str] = []
     for name in names or SETS:
         with tempfile.TemporaryDirectory() as work:
             folder = Path(work)
-            text = any(program.name == PEERS["omikuji"].name for program in programs)
+            text = any(peer.text for peer in PEERS.values() if peer.name in {program.name for program in programs})
             paths = prepare(Path(os.environ["XMC_STREAM_DATA"]) / name, folder, text)
             contest = Contest(name, *paths, threads, memory_limit, timeout)
             n_labels = open_dataset(paths[0]).n_labels
             records: dict[str, list[dict[str, Any]]] = {program.name: [] for program in programs}
+            judged: dict[str, np.ndarray] = {}
             for repeat in range(repeats):
                 for program in programs:
                     before = records[program.name]
@@ -312,12 +323,20 @@ def main(
                         reason = f"skipped: {n_labels:,} labels, run up to {program.most_labels:,}"
                         before.append({"load": os.getloadavg()[0], "failure": reason})
                         continue
-                    before.append(once(program, contest, folder / "run"))
+                    before.append(once(program, contest, folder / "run", judged))
                     head = {"set": name, "program": program.name, "package": program.version}
                     with open(log, "a", encoding="utf-8") as lines:
                         lines.write(json.dumps({**head, "threads": threads, "repeat": repeat, **before[-1]}) + "\n")
             for program in programs:
                 print(row(name, program, records[program.name], take), flush=True)
+            own = [name_of for name_of in judged if name_of.startswith(OURS)]
+            below += [
+                differences(name, one, judged[one], peer, judged[peer])
+                for one, peer in itertools.product(own, judged)
+                if peer not in own
+            ]
+    if below:
+        print("\nDifferences of P@k and their paired standard errors, of each program's first run:", *below, sep="\n")
     print(NOTES.format(repeats=repeats, take=take))
 
 

@@ -70,9 +70,8 @@ def test_the_model_is_the_same_for_any_threads_limit_and_interruption(
     p, options = KINDS[kind]
     data = stored(tmp_path, *topics(**options))
     whole = run_tree(data, tmp_path / "whole", p)
-    monkeypatch.setattr(
-        plan, "_VECTOR", MIB
-    )  # so that vectors are many bytes: they stream, and nodes are split by jobs
+    monkeypatch.setattr(plan, "_VECTOR", 4 * MIB)  # vectors are many bytes: they stream, and nodes are split by jobs
+    monkeypatch.setattr(plan, "WINDOW", 4)
     small = MemoryPlan(2**40, 140 * MIB, 2, processes=2)
     cut = run_tree(data, tmp_path / "small", p, plan=small)
     ledger = CutLedger()

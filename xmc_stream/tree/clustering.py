@@ -21,7 +21,7 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.domains import TREE_FEATURES, TREE_SPLITS
 from xmc_stream.kernels.permutation import key_of, permuted, word_bits
 from xmc_stream.runtime.job import Receipt
-from xmc_stream.store.chunks import open_array
+from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.encoding import new_pack
 from xmc_stream.store.matrix import stream
 from xmc_stream.system.stop import stop_if_unwanted
@@ -39,6 +39,7 @@ from xmc_stream.tree.structure import Structure
 DIMENSIONS = 512
 MOST_STEPS = 4
 LABEL_BYTES = 48  # of a label in a split, beside its vector
+READ_BYTES = 120  # of a label whose vector is read
 WINDOW = 1 << 12  # vectors that are in memory at a time where they stream
 
 
@@ -80,16 +81,21 @@ class Vectors:
     starts: tuple[int, ...]
     packs: tuple[str, ...]
 
-    def of(self, labels: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Of some labels, ascending."""
+    def opened(self) -> list[ChunkedArray]:
+        """The arrays of the packs."""
+        return [open_array(Path(pack) / "vectors") for pack in self.packs]
+
+    def of(self, labels: NDArray[np.int64], arrays: list[ChunkedArray]) -> NDArray[np.float32]:
+        """Of some labels, ascending. arrays: `opened`."""
         lines = np.empty((len(labels), DIMENSIONS), np.float32)
         edges = np.searchsorted(labels, [*self.starts, np.iinfo(np.int64).max])
-        for i, pack in enumerate(self.packs):
+        for i, array in enumerate(arrays):
             mine = labels[edges[i] : edges[i + 1]] - self.starts[i]
-            if len(mine):
-                out = lines[edges[i] : edges[i + 1]].reshape(-1)
-                counts = np.full(len(mine), DIMENSIONS, np.int64)
-                open_array(Path(pack) / "vectors").read_ranges(mine * DIMENSIONS, counts, out)
+            begins = np.flatnonzero(np.diff(mine, prepend=-2) != 1)  # labels beside each other are one range
+            counts = np.diff(begins, append=len(mine))
+            array.read_ranges(
+                mine[begins] * DIMENSIONS, counts * DIMENSIONS, lines[edges[i] : edges[i + 1]].reshape(-1)
+            )
         return lines
 
 
@@ -97,8 +103,11 @@ class _Lines:
     """The vectors of some labels, ascending: held, or read a window at a time."""
 
     def __init__(self, vectors: Vectors, labels: NDArray[np.int64], hold: bool) -> None:
-        self._vectors, self._labels = vectors, labels
-        self._held = vectors.of(labels) if hold else None
+        self._vectors, self._labels, self._arrays = vectors, labels, vectors.opened()
+        self._held = self._of(labels) if hold else None
+
+    def _of(self, labels: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self._vectors.of(labels, self._arrays)
 
     def windows(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """All of them."""
@@ -107,14 +116,14 @@ class _Lines:
             return
         for first in range(0, len(self._labels), WINDOW):
             some = slice(first, min(first + WINDOW, len(self._labels)))
-            yield some, self._vectors.of(self._labels[some])
+            yield some, self._of(self._labels[some])
 
     def at(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
         """Of some of the labels, in any order."""
         if self._held is not None:
             return self._held[places]
         some, back = np.unique(places, return_inverse=True)
-        return self._vectors.of(self._labels[some])[back]
+        return self._of(self._labels[some])[back]
 
 
 def split(

@@ -15,7 +15,7 @@ from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, fitting_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
 from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES, row_ranges
-from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, WINDOW
+from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, READ_BYTES, WINDOW
 from xmc_stream.tree.nodes import FEATURE_BYTES, LEAST_WEIGHTS, WEIGHT_BYTES, Unit
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.solve import ENTRY_BYTES, bits_of_strips, parent_needs
@@ -27,6 +27,7 @@ from xmc_stream.tree.units import READ_WEIGHTS
 JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
 _ROOT_WORK = 1 << 26  # entries of X times groups of LANES children, of a job: some seconds
 _VECTOR = 4 * DIMENSIONS
+_DIRECTIONS = 5 * _VECTOR  # of a node that is split, half of them at a time
 _STRUCTURE = 40  # of a label: the order, nodes of labels
 _EACH = 1 << 14  # labels of a job, where there are more jobs than memory asks for
 _FIXED = 8 * MIB
@@ -106,7 +107,7 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
         "vectors of labels": {"vectors": t * min(k, WINDOW) * _VECTOR, "row blocks": t * 3 * block},
         "splitting": {
             "vectors": t * 2 * min(k, WINDOW) * _VECTOR, "labels": t * LABEL_BYTES * k,
-            "directions": t * 5 * _VECTOR * min(k, 1 << max(shape.splits, default=0)),
+            "directions": t * _DIRECTIONS * min(k, 1 << max(shape.splits, default=0)),
         },
         **({} if shape.start is None else {"keeping the trees": _times(t, start_needs(shape.start, dataset))}),
         "children of the root": {"rows and features": t * root, "strips": t * strips, "labels": structure},
@@ -150,7 +151,8 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Shap
         max(last - first for first, last in even_ranges(k, max(-(-k // room), min(at_once, k // _EACH)))) if k else 1
     )
     deepest, depth = max(shape.splits, default=0), 0
-    room = (each - LABEL_BYTES * k) // (2 * _VECTOR)
+    fixed_of_split = (LABEL_BYTES + READ_BYTES) * k + _DIRECTIONS * min(k, 1 << deepest)
+    room = (each - fixed_of_split) * 7 // 8 // _VECTOR
     while depth < deepest and ((k >> depth) > room or (1 << depth < at_once and k >> depth > _EACH)):
         depth += 1
     weights = plan.budget - sum(needs["rows on their way down"].values())

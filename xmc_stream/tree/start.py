@@ -119,16 +119,16 @@ def joined(vectors: Vectors, sets: NDArray[np.int64], n_sets: int) -> NDArray[np
     new = np.flatnonzero(sets < 0)
     if not len(new):
         return sets
-    sums, sides = np.zeros((n_sets, 1, DIMENSIONS)), np.zeros(WINDOW, np.uint8)
+    sums, sides, arrays = np.zeros((n_sets, 1, DIMENSIONS)), np.zeros(WINDOW, np.uint8), vectors.opened()
     old, sets = np.flatnonzero(sets >= 0), sets.copy()
     for first in range(0, len(old), WINDOW):
         stop_if_unwanted()
         some = old[first : first + WINDOW]
-        add_to_sides(vectors.of(some), sets[some].astype(np.int32), sides[: len(some)], sums)
+        add_to_sides(vectors.of(some, arrays), sets[some].astype(np.int32), sides[: len(some)], sums)
     centres = sums[:, 0].astype(np.float32)
     to_length_one(centres)
     for first in range(0, len(new), WINDOW):
         stop_if_unwanted()
         some = new[first : first + WINDOW]
-        sets[some] = nearest(vectors.of(some), centres)
+        sets[some] = nearest(vectors.of(some, arrays), centres)
     return sets
