@@ -332,7 +332,7 @@ def test_rows_that_go_down_together_are_fewer_where_beams_are_wide(
         assert task.of_row >= 24 * widest + (4 * 48 if evaluate else 0)
         for budget, threads in ((40 * MIB, 1), (200 * MIB, 2), (2000 * MIB, 2)):
             plan = MemoryPlan(2**40, budget, threads)
-            if threads * (task.of_row + 7 * MIB) > budget * 4 // 5:
+            if threads * (task.of_row + task.model.shape_bytes + 7 * MIB) > budget * 4 // 5:
                 continue
             sizes = task.sizes(plan)
             assert sizes.rows >= 1

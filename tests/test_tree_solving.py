@@ -38,7 +38,7 @@ from xmc_stream.tree.solve import Problem, RootJob, SolveJob, parents_of, relati
 # uncompiled, numpy says so when a key wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")
 
-EXACT: dict[str, Any] = {"C": 1.5, "C_nodes": 2.5, "tol": 1e-5, "epochs": 3000, "prune": 0.0}
+EXACT: dict[str, Any] = {"C": 1.5, "C_nodes": 2.5, "lam": 0.05, "tol": 1e-5, "epochs": 3000, "prune": 0.0}
 SHAPE: dict[str, Any] = {"max_leaf": 6, "root": 4, "branching": 2, "beam": 3}
 WITHIN = 2e-4  # of weights: v is float32
 
@@ -57,11 +57,11 @@ def settled(
     X: NDArray[np.float64], Y: NDArray[np.bool_], p: TreeParameters, seed: int = 7, visits: int = 2
 ) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
     """Epochs, alpha (labels, N) and weights (labels, D + 1) of up to LANES labels beside each other."""
-    block, squares, lanes = sparse(X), np.empty(N), new_lanes(N, D)
+    p, block, squares, lanes = p.resolved(N), sparse(X), np.empty(N), new_lanes(N, D)
     row_squares(block.indptr, block.values, 1.0, squares)
     labels, rows = np.nonzero(Y.T)
     y = Labels(np.searchsorted(labels, np.arange(Y.shape[1] + 1)).astype(np.int64), rows.astype(np.int64))
-    penalty, steps = Problem.of(p.resolved(N), 0, True).penalty, Steps(seed, 0, p.epochs, p.tol, 0.0)
+    penalty, steps = Problem.of(p, 0, True).penalty, Steps(seed, 0, p.epochs, p.tol, 0.0)
     used = begin_lanes(0, y, ONCE.classes, penalty, lanes)
     done = settle_lanes(CSR.of(block), squares, ONCE.rows, steps, penalty, used, Rest(p.tol, visits), lanes)
     v = np.vstack([lanes.v.reshape(D, LANES), lanes.v0]).astype(np.float64)
@@ -73,14 +73,14 @@ def settled(
 @pytest.mark.parametrize(("lam", "weighted"), [(0.0, False), (0.3, True)])
 def test_gaps_are_those_of_the_problem(epochs: int, lam: float, weighted: bool) -> None:
     X, Y = random_rows(np.random.default_rng(0), N, D), some_labels(LANES - 2)
-    p = TreeParameters(C=2.0, lam=lam, positive_weight=1.5, epochs=epochs)
+    p = TreeParameters(C=2.0, lam=lam, positive_weight=1.5, epochs=epochs).resolved(N)
     times = np.tile([1.0, 0.5, 0.0, 2.0], N // 4) if weighted else ONCE.rows
     block, squares, lanes = CSR.of(sparse(X)), np.empty(N), new_lanes(N, D)
     row_squares(block.indptr, block.values, 1.0, squares)
     labels, rows = np.nonzero(Y.T)
     y = Labels(np.searchsorted(labels, np.arange(Y.shape[1] + 1)).astype(np.int64), rows.astype(np.int64))
     penalty, steps, figures = (
-        Problem.of(p.resolved(N), 0, True).penalty,
+        Problem.of(p, 0, True).penalty,
         Steps(7, 0, epochs, p.tol, 0.0),
         np.zeros((LANES, 2)),
     )
