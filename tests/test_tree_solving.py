@@ -442,6 +442,10 @@ def test_some_groups_of_labels_are_looked_at(tmp_path: Path) -> None:
                 assert len(picks) == 12
                 assert max(np.diff([leaf for leaf, _ in picks])) <= 6  # evenly spaced
         assert drawn[0] != drawn[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "_SHARE", 0.6)
+        patch.setattr(choice, "_MOST", 14)
+        assert len(picks_of(level, rows, 0)) == 14
 
 
 @needs_compiler
