@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Forest:
 
     structures: list[Structure]
     twins: list[twin.TreeTwin]
-    units: Callable[[int, int], Iterable[Panels]]
+    units: Callable[[int, int, Any], Iterable[Panels]]
     groups: NDArray[np.uint8]
     guide: twin.LevelTwin | None
 
@@ -96,7 +97,11 @@ def forest(folder: Path, seed: int, n_labels: int, n_trees: int, guided: bool, s
     if guided:
         guide, kept[GUIDE, 0] = drawn_level(rng, folder, GUIDE, LEVEL, share)
         groups = (np.arange(CLUSTERINGS) * GROUPS + rng.integers(0, GROUPS, (n_labels, CLUSTERINGS))).astype(np.uint8)
-    return Forest(structures, twins, lambda tree, level: kept[tree, level], groups, guide)
+
+    def units(tree: int, level: int, ptr: Any) -> Iterable[Panels]:
+        return [of for of in kept[tree, level] if ptr[of.first] < ptr[of.first + len(of.panels) - 1]]
+
+    return Forest(structures, twins, units, groups, guide)
 
 
 def some_rows(rng: np.random.Generator, n: int) -> NDArray[np.float32]:
@@ -164,7 +169,7 @@ def test_beams_are_those_of_the_twin(tmp_path_factory: Any, seed: int, n_labels:
     X = some_rows(np.random.default_rng(seed), 5)
     beams, want = at_root(5), [[(0, np.float32(0))] for _ in X]
     for level, of_level in zip(of.structures[0].levels[:-1], of.twins[0].levels, strict=False):
-        beams = descended(level, of.units(0, level.number), CSR(*csr(X)), beams, beam)
+        beams = descended(level, partial(of.units, 0, level.number), CSR(*csr(X)), beams, beam)
         want = [twin.down(of_level, row, above, beam) for row, above in zip(rows_of(X), want, strict=True)]
         assert beams.nodes.shape == beams.paths.shape == (5, beam)
         for nodes, paths, mine in zip(beams.nodes, beams.paths, want, strict=True):

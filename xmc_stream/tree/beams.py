@@ -6,7 +6,7 @@ a row without a label below it, node after node (`ptr`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from xmc_stream.tree.kernels.beam import Beams, go_down, pairs_by_node
 from xmc_stream.tree.kernels.records import Panels
 from xmc_stream.tree.kernels.rows import draw_others
 from xmc_stream.tree.kernels.whole import go_down_to_all
-from xmc_stream.tree.nodes import UnitTiles, shared_units
+from xmc_stream.tree.nodes import UnitTiles, met, shared_units
 from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.structure import Level
 
@@ -44,20 +44,23 @@ def at_root(n: int) -> Beams:
     return Beams(np.zeros((n, 1), np.int32), np.zeros((n, 1), np.float32))
 
 
-def descended(level: Level, units: Iterable[Panels], x: CSR, above: Beams, beam: int) -> Beams:
-    """The beams of some rows on a level, from those above. units: of the level, in any order."""
+Units = Callable[[NDArray[np.int64]], Iterable[Panels]]  # of a level, in any order: those that are `met`, by its ptr
+
+
+def descended(level: Level, units: Units, x: CSR, above: Beams, beam: int) -> Beams:
+    """The beams of some rows on a level, from those above."""
     below = no_beams(len(x.indptr) - 1, beam)
     places, ptr = pairs_by_node(above.nodes, level.n_parents)
-    for panels in units:
+    for panels in units(ptr):
         go_down(x, places, ptr, above, panels, below)
     return below
 
 
-def descended_to_all(level: Level, units: Iterable[Panels], x: CSR, above: Beams) -> Beams:
+def descended_to_all(level: Level, units: Units, x: CSR, above: Beams) -> Beams:
     """As `descended` by a beam as wide as the level, whose nodes stand in their own order."""
     below = no_beams(len(x.indptr) - 1, level.n_children)
     places, ptr = pairs_by_node(above.nodes, level.n_parents)
-    for panels in units:
+    for panels in units(ptr):
         go_down_to_all(x, places, ptr, above, panels, below)
     return below
 
@@ -101,11 +104,16 @@ class BeamJob:
             np.zeros((n, beam), np.float32),
         )
         domain = TREE_ROWS + (self.tree << 8) + self.level
+
+        def units(ptr: NDArray[np.int64]) -> Iterable[Panels]:
+            return shared_units(
+                self.of.model, level, dataset.n_features, met(self.tiles, ptr), self.cache_bytes
+            )  # fmt: skip
+
         for x, y in stream((X, Y), self.block_bytes, self.start, self.stop, BLOCK_ROWS):
             stop_if_unwanted()
             mine = slice(x.start - self.start, x.start - self.start + x.n)
             above = Beams(before.nodes[mine], before.paths[mine])
-            units = shared_units(self.of.model, level, dataset.n_features, self.tiles, self.cache_bytes)
             below = descended(level, units, CSR.of(x), above, beam)
             after.nodes[mine], after.paths[mine] = below
             draw_others(x.start, below, Labels.of(y), nodes, self.of.seed, domain, others[mine], keys[mine])

@@ -197,8 +197,13 @@ class Tile:
         return sum(part.nbytes for part in self.panels if isinstance(part, np.ndarray))
 
 
+def met(tiles: UnitTiles, ptr: NDArray[np.int64]) -> list[tuple[Unit, int]]:
+    """The units that have a parent of a row. ptr: where the rows of each parent of the level begin."""
+    return [(unit, size) for unit, size in tiles if ptr[unit.first] < ptr[unit.last]]
+
+
 def shared_units(model: Path, level: Level, n_features: int, tiles: UnitTiles, cache_bytes: int) -> Iterator[Panels]:
-    """The units of a level in turn, which the threads of a process share in memory."""
+    """Units of a level in turn, which the threads of a process share in memory."""
     cache = shared_cache(cache_bytes)
     for unit, size in tiles:
         read = partial(read_unit, model, unit, level, n_features)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES
 from xmc_stream.tree.guide import LEVEL, NO_GROUPS, read_groups
 from xmc_stream.tree.kernels.beam import Best, fill_up, order_ties
 from xmc_stream.tree.kernels.records import Panels
-from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, read_unit, shared_units, structure_path
+from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, met, read_unit, shared_units, structure_path
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.run import TreeRun
 from xmc_stream.tree.scoring import LIST, UNREACHED, Scorer
@@ -136,6 +137,9 @@ class OpenTrees:
         self.model, self.structures, self._cache = model, model.structures(), cache_bytes
         held = {} if cache_bytes is not None else {unit: model.unit(unit, self.structures) for unit, _ in model.tiles}
         self._held = held
+        self._tiles: dict[tuple[int, int], list[tuple[Unit, int]]] = defaultdict(list)
+        for unit, size in model.tiles:
+            self._tiles[unit.tree, unit.level].append((unit, size))
         self.counts = (
             model.label_counts(0, model.n_labels) if model.has_label_counts else np.ones(model.n_labels, np.int64)
         )
@@ -145,8 +149,8 @@ class OpenTrees:
         implied = ImpliedLabels.of(model)
         self._implied = implied.read() if implied.pairs and not raw else None
 
-    def _units(self, tree: int, level: int) -> Iterable[Panels]:
-        tiles = self.model.tiles_of(tree, level)
+    def _units(self, tree: int, level: int, ptr: NDArray[np.int64]) -> Iterable[Panels]:
+        tiles = met(self._tiles[tree, level], ptr)
         if self._cache is None:
             return [self._held[unit] for unit, _ in tiles]
         of_level = LEVEL if tree == GUIDE else self.structures[tree].levels[level]
