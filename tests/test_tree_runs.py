@@ -15,7 +15,7 @@ from helpers.cuts import CutError, CutLedger
 from helpers.executed import predicted, ranked
 from helpers.forked import forked_command, run_forked
 from helpers.problems import LIMIT, tight
-from helpers.trees import PLAN, finished, run_tree, stored, topics
+from helpers.trees import PLAN, finished, run_tree, solved, stored, topics
 
 import xmc_stream as xs
 from xmc_stream.models import Execution
@@ -107,6 +107,25 @@ def test_threads_and_limits_of_the_estimator(tmp_path: Path) -> None:
         told.append((clf.model_.digest(), clf.report_["C"], clf.report_["C_tried"]))
     assert told[1:] == told[:1] * 2
     assert len(told[0][2]) >= 3
+
+
+@pytest.mark.parametrize("max_leaf", [6, 60])
+def test_a_label_of_every_training_row_is_sure(tmp_path: Path, max_leaf: int) -> None:
+    X, Y = topics(labels=3)
+    Y = sp.lil_matrix(Y)
+    Y[:, 7] = 1.0
+    run = run_tree(stored(tmp_path, X, sp.csr_matrix(Y)), tmp_path, replace(P, max_leaf=max_leaf))
+    structure = run.structure()
+    for level in structure.levels:
+        W, bias = solved(run, level.number)
+        node = structure.nodes_of_labels(level.number)[7]
+        assert bias[node] == 1e6
+        assert not W[:, node].any()
+        assert (np.delete(bias, node) < 2.0).all()
+        assert np.count_nonzero(W.any(axis=0)) >= level.n_children - 2
+    labels, scores = finished(run).predict_topk(X, k=2)
+    assert (labels[:, 0] == 7).all()
+    assert (scores[:, 0] == 0.0).all()
 
 
 def test_leaves_without_training_rows(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from xmc_stream.store.nodes import Group, understood
 
 HALF_ROUNDS = 2.0**-11  # of a weight: by what float16 rounds it at most
 HALF_LEAST = np.nextafter(np.float32(2.0**-25), np.float32(1.0))  # the least weight that float16 does not round to 0
+SURE = 1e6  # the bias of a class that every training row is positive for
 WIDEST = 32  # times UNIT: classes of a unit; a job has numbers of each in memory
 _LEARNED = UNIT // 2  # classes of a wide unit that have positives
 _POSITIVES = 1 << 14  # that they have together: well under a second of work, so that threads share it evenly

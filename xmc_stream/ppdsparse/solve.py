@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.linear.kernels.dcd import Times, new_scratch
 from xmc_stream.linear.kernels.rows import padded
+from xmc_stream.linear.weights import SURE
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.candidates import Found
 from xmc_stream.ppdsparse.kernels.active import start_alpha, start_scores
@@ -40,7 +41,6 @@ from xmc_stream.ppdsparse.state import (
     OPEN,
     ROOM,
     STATUS,
-    SURE,
     RoundSets,
     UnitState,
     UnitStateWriter,

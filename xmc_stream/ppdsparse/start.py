@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.linear.weights import LinearWeights, Unit
+from xmc_stream.linear.weights import SURE, LinearWeights, Unit
 from xmc_stream.methods.contract import Step
 from xmc_stream.methods.start import matched_labels, said_of
 from xmc_stream.models.cache import drop_tiles
@@ -32,7 +32,6 @@ from xmc_stream.ppdsparse.state import (
     OPEN,
     ROOM,
     STATUS,
-    SURE,
     UnitState,
     UnitStateWriter,
     new_unit_state,

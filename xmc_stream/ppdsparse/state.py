@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.linear.tiles import EIGHTH, TileSizes
-from xmc_stream.linear.weights import HALF_LEAST, Unit, half_holds, new_unit, tiles_of
+from xmc_stream.linear.weights import HALF_LEAST, SURE, Unit, half_holds, new_unit, tiles_of
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.ppdsparse.candidates import (
     CandidateRows,
@@ -53,7 +53,6 @@ from xmc_stream.store.matrix import SparseMatrix
 # FRESH: 1 for a class that began from nothing beside those of a warm start
 BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, MARK, FRESH, N_STATISTICS = range(11)
 OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; not any more; nothing to be learned
-SURE = 1e6  # the score of a class that every training row is positive for
 Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # of a class: features, values, bias
 
 

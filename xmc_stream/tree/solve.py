@@ -26,6 +26,7 @@ from xmc_stream.kernels.permutation import key_of
 from xmc_stream.linear.kernels.dcd import ONCE, Penalty, Steps, Times, of_lines
 from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, new_lanes, shuffle_awake, visit_lanes
 from xmc_stream.linear.kernels.rows import localise, row_squares
+from xmc_stream.linear.weights import SURE
 from xmc_stream.methods.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MemoryPlan, fitting_ranges
@@ -102,7 +103,8 @@ class Problem(NamedTuple):
 class Solution:
     """Writes children as they are solved: a pack of `counts` of weights by parent, of weights by feature, of `bias`."""
 
-    def __init__(self, pack: PackWriter, n_features: int) -> None:
+    def __init__(self, pack: PackWriter, n_features: int, n_samples: int) -> None:
+        self._n_samples = n_samples
         kinds = {
             "counts": np.int64,
             "features": np.int32,
@@ -119,16 +121,22 @@ class Solution:
     def take(
         self, used: int, n: int, first: int, names: NDArray[np.int32] | None, problem: Problem, lanes: Lanes
     ) -> None:
-        """The first n lanes, which are children first, first + 1, ... of a parent. names: of the features."""
+        """The first n lanes, which are children first, first + 1, ... of a parent. names: of the features.
+
+        Those that every training row lies below are sure, and need no weights.
+        """
+        sure = np.bitwise_and.reduce(lanes.positive) if len(lanes.positive) == self._n_samples else 0
         filled = take_entries(
-            used, len(lanes.v) // LANES, problem.penalty.lam, problem.prune, lanes, self._features, self._children, self._values
+            used & ~int(sure), len(lanes.v) // LANES, problem.penalty.lam, problem.prune, lanes,
+            self._features, self._children, self._values,
         )  # fmt: skip
         features = self._features[:filled]
         self._writers["features"].append(features if names is None else names[features])
         self._writers["children"].append(self._children[:filled].astype(np.int32) + first)
         self._writers["values"].append(self._values[:filled])
-        learned = (used >> np.arange(n)) & 1 > 0
-        self._writers["bias"].append(np.where(learned, lanes.v0[:n], np.float32(-np.inf)))
+        learned, known = ((bits >> np.arange(n)) & 1 > 0 for bits in (used, int(sure)))
+        bias = np.where(learned, lanes.v0[:n], np.float32(-np.inf))
+        self._writers["bias"].append(np.where(known, np.float32(SURE), bias))
         self._count += filled
 
     def take_alone(self) -> None:
@@ -184,7 +192,7 @@ class SolveJob:
             parent_needs(self.plan.threads, *most, dataset.n_features), "the label tree: children of nodes"
         )
         with new_pack(Path(self.out)) as pack:
-            solver = _Solver(dataset.n_features, parents, sizes, problem, pack)
+            solver = _Solver(dataset, parents, sizes, problem, pack)
             for low, high in fitting_ranges(sizes, self.max_entries):
                 rows = np.unique(np.concatenate([parent.rows for parent in parents[low:high]]))
                 x, weights = CSR.of(X.gather(rows)), of_rows.of(rows)
@@ -247,11 +255,11 @@ class _Solver:
     """Solves the children of one parent after another. gaps: relative duality gaps of the first LANES of them."""
 
     def __init__(
-        self, n_features: int, parents: list[Parent], sizes: list[int], problem: Problem, pack: PackWriter
+        self, dataset: Dataset, parents: list[Parent], sizes: list[int], problem: Problem, pack: PackWriter
     ) -> None:  # fmt: skip
-        n, nnz = max(len(parent.rows) for parent in parents), max(sizes)
+        n, nnz, n_features = max(len(parent.rows) for parent in parents), max(sizes), dataset.n_features
         most = min(n_features, nnz)
-        self._lanes, self._problem, self.solution = new_lanes(n, most), problem, Solution(pack, most)
+        self._lanes, self._problem, self.solution = new_lanes(n, most), problem, Solution(pack, most, dataset.n_samples)
         self._local_of, self._features = np.full(n_features, -1, np.int32), np.empty(n_features + 1, np.int32)
         self._x = CSR(np.empty(n + 1, np.int64), np.empty(nnz, np.int32), np.empty(nnz, np.float32))
         self._squares, self._alpha, self._sign = np.empty(n), np.zeros(n), np.zeros(n, np.int8)
@@ -327,7 +335,7 @@ class RootJob:
         passes = strips.settle(problem, lambda epoch: problem.strips_key(self.of.seed, self.tree, epoch))
         gaps = [] if self.first else strips.gaps(problem, together[0])  # the same whatever else this job has
         with new_pack(Path(self.out)) as pack:
-            solution = Solution(pack, dataset.n_features)
+            solution = Solution(pack, dataset.n_features, dataset.n_samples)
             for group in together:
                 solution.take(group.used, group.n, group.first, None, problem, group.lanes)
             solution.end_parent()
