@@ -199,8 +199,9 @@ def margins(i: int, x: CSR, panel: int, of: Panels, weights: NDArray[np.int8], z
             if found:
                 value = values[q]
                 if n == np.uint64(FULL):
+                    of_all = weights[np.int64(p) : np.int64(p) + m]  # as a slice: eight at a time
                     for t in range(m):
-                        z[t] += value * np.float32(weights[np.int64(p) + t])
+                        z[t] += value * np.float32(of_all[t])
                 else:
                     for _ in range(n + _1):
                         z[np.uint64(records[p])] += value * np.float32(weights[p + _1])
