@@ -19,12 +19,13 @@ import pytest
 pytest.register_assert_rewrite("helpers")
 
 from helpers.commands import cli_command, said_at_last  # noqa: E402
-from helpers.compiler import COMPILED, of_every_value  # noqa: E402
+from helpers.compiler import COMPILED, of_every_value, unless_plain  # noqa: E402
 from helpers.forked import forked_command, forked_commands  # noqa: E402
 from helpers.places import memory_place  # noqa: E402
 from helpers.tools import load_tool  # noqa: E402
 
-hypothesis.settings.register_profile("any machine", deadline=None)  # other work beside an example makes no defect
+# other work beside an example makes no defect
+hypothesis.settings.register_profile("any machine", deadline=None, max_examples=unless_plain(100, 25))
 hypothesis.settings.load_profile("any machine")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what it puts into the background
