@@ -19,11 +19,13 @@ import pytest
 pytest.register_assert_rewrite("helpers")
 
 from helpers.commands import cli_command, said_at_last  # noqa: E402
+from helpers.compiler import COMPILED, of_every_value, unless_plain  # noqa: E402
 from helpers.forked import forked_command, forked_commands  # noqa: E402
 from helpers.places import memory_place  # noqa: E402
 from helpers.tools import load_tool  # noqa: E402
 
-hypothesis.settings.register_profile("any machine", deadline=None)  # other work beside an example makes no defect
+# other work beside an example makes no defect
+hypothesis.settings.register_profile("any machine", deadline=None, max_examples=unless_plain(100, 25))
 hypothesis.settings.load_profile("any machine")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what it puts into the background
@@ -47,6 +49,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         from helpers.all_kernels import compile_all
 
         compile_all()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where nothing is compiled, fewer cases of a test that has many."""
+    if not COMPILED:
+        chosen = of_every_value(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import scipy.sparse as sp
 from helpers import damaged
 from helpers.damage import flip
 from helpers.forked import Forked
+from helpers.methods import METHODS
 from helpers.spoilt_stores import run_heard
 
 import xmc_stream as xs
@@ -136,7 +137,7 @@ def said_of(path: Path, name: str) -> str:
 
 @pytest.mark.parametrize(
     ("solver", "options"),
-    [*((name, {}) for name in registry.names()), ("group-lasso", {"loss": "multitask"}), ("ppdsparse", {"guide": 2.0})],
+    [*((name, {}) for name in METHODS), ("group-lasso", {"loss": "multitask"}), ("ppdsparse", {"guide": 2.0})],
 )
 def test_no_model_gives_what_a_flipped_bit_made_of_it(
     solver: str, options: dict[str, Any], data: Dataset, tmp_path: Path

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.compiler import unless_plain
 from helpers.tiles import csr, rows_of
 from numpy.typing import NDArray
 from reference import guide as guide_twin
@@ -104,7 +105,7 @@ def test_the_best_of_ordered_tiles_are_those_of_all_scores(whole: bool, cuts: li
     X, W, bias = problem(whole)
     X *= np.float32(scale)
     scores = twin.scores(rows_of(X), W, bias)
-    for k in (1, 5, 60):
+    for k in unless_plain((1, 5, 60), (5,)):
         for together in (True, False):
             assert ranked(X, W, bias, k, cuts, together=together) == [twin.top_k(row, k) for row in scores]
         assert ranked(X[:3], W, bias, k, cuts) == [twin.top_k(row, k) for row in scores[:3]]  # one by one

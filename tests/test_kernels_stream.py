@@ -103,7 +103,7 @@ class Held:
             self.all.asleep[self.all.ptr[c] : self.all.ptr[c + 1]] = False
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 400), st.sampled_from([1, 2]), st.booleans(), st.booleans(),
     st.sampled_from([1.0, 3.0]), st.booleans(), st.booleans(),

@@ -266,9 +266,9 @@ def test_the_objective_is_that_of_the_factors_and_never_rises(loss: str, given: 
 @pytest.mark.parametrize("loss", first(LOSSES, 2))
 def test_all_pairs_and_a_mask_of_all_pairs_give_the_same(loss: str, tmp_path: Path) -> None:
     X, Y = problem()
-    whole = fit(X, Y, tmp_path, loss=loss, rank=3, alternations=2, newton=20)
+    whole = fit(X, Y, tmp_path, loss=loss, rank=3, alternations=2, newton=8)
     mask = sp.csr_matrix(np.ones((80, 6), np.int8))
-    given = fit(X, Y, tmp_path, mask, loss=loss, rank=3, alternations=2, newton=20)
+    given = fit(X, Y, tmp_path, mask, loss=loss, rank=3, alternations=2, newton=8)
     for a, b in zip(whole.report_["history"], given.report_["history"], strict=True):
         assert b["objective"] == pytest.approx(a["objective"], rel=1e-4)
     W, H = whole.model_.factors()
@@ -426,7 +426,7 @@ def test_the_best_alternation_is_done_again_with_all_rows(loss: str, tmp_path: P
 @pytest.mark.slow
 def test_rows_held_out_tell_when_to_stop_by_their_auc(tmp_path: Path) -> None:
     """The best alternation by AUC is kept, and the figure is that of `evaluate` on just these rows."""
-    X, Y = problem(n=1500, k=30)
+    X, Y = problem(n=600, k=30)
     for loss in ("squared", "logistic"):
         clf = fit(
             X,
@@ -436,7 +436,7 @@ def test_rows_held_out_tell_when_to_stop_by_their_auc(tmp_path: Path) -> None:
             rank=3,
             lam=1e-3,
             cg=10,
-            alternations=9,
+            alternations=6,
             held_out=0.3,
             criterion="auc",
             patience=1,
@@ -444,7 +444,7 @@ def test_rows_held_out_tell_when_to_stop_by_their_auc(tmp_path: Path) -> None:
         aucs = [entry["held_out_auc"] for entry in clf.report_["history"]]
         assert aucs.index(max(aucs)) + 1 == clf.report_["best_pass"]
         assert clf.report_["held_out_auc"] == max(aucs)
-        held = Learned.of(xs.open_dataset(tmp_path / "data.xmc"), 0.3, 0, False).kept_out(0, 1500)
+        held = Learned.of(xs.open_dataset(tmp_path / "data.xmc"), 0.3, 0, False).kept_out(0, 600)
         assert held.sum() == clf.report_["n_held_out"]
         xs.convert(X[held], tmp_path / "held.xmc", labels=Y[held], memory_limit=LIMIT, overwrite=True)
         figures = xs.evaluate(tmp_path / "model", xs.open_dataset(tmp_path / "held.xmc"))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.methods import METHODS
 
 import xmc_stream as xs
 from xmc_stream import estimators
@@ -54,7 +55,7 @@ def numpy_of(value: Any) -> Any:
     return scalars(value)[0 if isinstance(value, str) else -1] if isinstance(value, bool | int | float | str) else value
 
 
-PARAMETERS = [(solver, name) for solver in registry.names() for name in registry.declared(solver).rules()]
+PARAMETERS = [(solver, name) for solver in METHODS for name in registry.declared(solver).rules()]
 
 
 @pytest.mark.parametrize(("solver", "name"), PARAMETERS)

@@ -41,7 +41,7 @@ ESTIMATORS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("MEMOIR", {"variant": "lsh", "oracle": "simple-lsh", "rank": 3, "held_out": 0.5, "steps": 5, "update": "all"}),
     ("LabelTree", {}),
-    ("LabelTree", {"max_leaf": 1, "root": 2, "branching": 2, "n_trees": 2, "beam": 2, "C": 1.0}),
+    ("LabelTree", {"max_leaf": 1, "root": 2, "branching": 8, "n_trees": 2, "beam": 2, "C": 1.0}),
 ]
 
 

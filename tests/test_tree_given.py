@@ -299,19 +299,19 @@ def test_trainings_on_a_part_of_the_rows_have_the_tree_too(more: dict[str, Any],
 
 
 @needs_compiler
-def test_commands_take_a_tree_and_show_one(tmp_path: Path, commands: Callable[..., Any]) -> None:
+def test_commands_take_a_tree_and_show_one(tmp_path: Path, here: Callable[..., Any]) -> None:
     X, Y = topics()
     (tmp_path / "names").write_text("".join(f"a label {i}\n" for i in range(48)))
     data = stored(tmp_path, X, Y, label_names=tmp_path / "names")
     words = ("--solver", "tree", "--memory-limit", "2GB", "--set", "C=1")
     made = ("--set", "max_leaf=6", "--set", "root=4", "--set", "branching=2")
-    commands("train", data.path, tmp_path / "m", *words, *made)
+    here("train", data.path, tmp_path / "m", *words, *made)
     (tmp_path / "t").write_text(run_forked("info", tmp_path / "m", "--tree"))
-    assert commands("info", tmp_path / "m", "--tree")["tree"][0] == ["node-0-0", "root"]
-    assert commands("plan", "train", data.path, tmp_path / "n", *words, "--tree", tmp_path / "t")["fits"]
-    told = commands("train", data.path, tmp_path / "n", *words, "--tree", tmp_path / "t")
+    assert here("info", tmp_path / "m", "--tree")["tree"][0] == ["node-0-0", "root"]
+    assert here("plan", "train", data.path, tmp_path / "n", *words, "--tree", tmp_path / "t")["fits"]
+    told = here("train", data.path, tmp_path / "n", *words, "--tree", tmp_path / "t")
     assert told["params"]["tree"] == "given"
-    shown = [commands("info", tmp_path / name)["shapes"][0] for name in "mn"]
+    shown = [here("info", tmp_path / name)["shapes"][0] for name in "mn"]
     assert shown[0] == shown[1]
     assert [of["nodes"] for of in shown[0]["parents"]] == [1, 4, 8]
     assert shown[0]["parents"][2]["children"] == {"min": 6, "median": 6, "max": 6}
@@ -323,7 +323,7 @@ def test_commands_take_a_tree_and_show_one(tmp_path: Path, commands: Callable[..
     assert f"node-0-{shown[0]['examples'][0]['node']}: 'a label " in text
     lines = (tmp_path / "t").read_text().splitlines()
     (tmp_path / "t").write_text("\n".join([*lines, "a label 3\tnode-0-0"]))
-    said = commands("train", data.path, tmp_path / "o", *words, "--tree", tmp_path / "t", fails=True)
+    said = here("train", data.path, tmp_path / "o", *words, "--tree", tmp_path / "t", fails=True)
     assert f"{tmp_path / 't'}:{len(lines) + 1}: 'a label 3' has another parent" in said
     (tmp_path / "t").write_text("\n".join(lines[:-1]))
     for solver, wrong in (
@@ -334,6 +334,6 @@ def test_commands_take_a_tree_and_show_one(tmp_path: Path, commands: Callable[..
         other = ("--solver", solver, "--memory-limit", "2GB")
         tree = tmp_path / ("t" if solver == "tree" else "whole")
         (tmp_path / "whole").write_text("\n".join(lines))
-        assert wrong in commands("train", data.path, tmp_path / "o", *other, "--tree", tree, fails=True)
-    said = commands("train", data.path, tmp_path / "o", *words, "--set", "tree=given", fails=True)
+        assert wrong in here("train", data.path, tmp_path / "o", *other, "--tree", tree, fails=True)
+    said = here("train", data.path, tmp_path / "o", *words, "--set", "tree=given", fails=True)
     assert "tree is 'given', and no tree is: give both (--tree FILE), or none" in said

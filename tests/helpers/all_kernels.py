@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from pathlib import Path
+
+import xmc_stream as xs
+from xmc_stream.convert.options import TextOptions
 from xmc_stream.factors.predict import ScoreWarmUp
 from xmc_stream.grouplasso.method import GroupLassoWarmUp
 from xmc_stream.grouplasso.predict import RowsWarmUp
@@ -16,7 +22,7 @@ from xmc_stream.tree.predict import TreesWarmUp
 
 
 def compile_all() -> None:
-    """Takes two minutes where nothing is compiled, else a second."""
+    """Takes three minutes where nothing is compiled, else seconds."""
     options = PPDSparseParameters(cut=0.1, delta=1.0, min_value=0.1)
     for job in (
         PPDSparseWarmUp(options, again=True, large=True, guided=True),
@@ -29,6 +35,30 @@ def compile_all() -> None:
         TreeWarmUp(), TreesWarmUp(),
     ):  # fmt: skip
         job.run()
+    with tempfile.TemporaryDirectory() as folder:
+        convert_all(Path(folder))
+
+
+def convert_all(folder: Path) -> None:
+    """A few rows of each kind of text, written again and verified: or the first test of a command would compile in it."""
+    rows = [
+        {"text": "red \u00e9 green", "labels": ["a", "b"], "id": 7},
+        {"text": "red \\ blue", "labels": ["b"], "id": 8},
+    ]
+    texts = {
+        "rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "rows.csv": 'text,labels\n"red, green",a\nblue red,b\n',
+        "rows.svm": "0,1 1:1 0:0.25\n1 2:3\n",
+        "rows.txt": "2 3 2\n0,1 0:1.0 2:1e-3\n1 1:7\n",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        for words in (TextOptions(), TextOptions(hash_features=2**10)) if name.endswith(("jsonl", "csv")) else (None,):
+            data = xs.convert(
+                folder / name, folder / "data.xmc", text=words, columns=True, memory_limit="4GB", overwrite=True
+            )
+    xs.export(data, folder / "out.txt", memory_limit="4GB")
+    xs.verify(data.path, memory_limit="4GB")
 
 
 if __name__ == "__main__":

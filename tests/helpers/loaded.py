@@ -1,4 +1,8 @@
-"""What helpers.forked forks from: a process that has loaded the library and the kernels of a training, and began nothing."""
+"""What helpers.forked forks from: a process that has loaded the library and some kernels, and began nothing.
+
+Those of trainings and predictions by PPDSparse. With those of all methods it would hold more than what any command counts
+as (`system.memory`), and the least limits of commands would not be those that they have on their own.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,11 @@ import xmc_stream.convert.tfidf.records
 import xmc_stream.datasets.verify
 import xmc_stream.runtime.engine
 import xmc_stream.training.train  # noqa: F401
+from xmc_stream.linear.predict import LinearWarmUp
 from xmc_stream.ppdsparse.method import PPDSparseWarmUp
 from xmc_stream.ppdsparse.parameters import PPDSparseParameters
 
 PPDSparseWarmUp().run()
 PPDSparseWarmUp(PPDSparseParameters(cut=0.1, delta=1.0, min_value=0.1), again=True).run()
+for evaluate in (False, True):
+    LinearWarmUp(evaluate, fours=True).run()

@@ -88,7 +88,7 @@ class TreeWarmUp(WarmUp):
     def load(self) -> None:
         """A tree of two levels of nodes."""
         with a_few_rows(n=120, k=20, several=True) as dataset:
-            p = TreeParameters(max_leaf=2, root=2, branching=2)
+            p = TreeParameters(max_leaf=5, root=2, branching=2)
             train_a_few(TreeRun, dataset, "tree", p)
 
 

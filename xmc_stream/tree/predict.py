@@ -357,7 +357,7 @@ class TreesWarmUp(WarmUp):
         """By two small trees."""
         with a_few_rows(n=120, k=20, several=True) as dataset:
             path = dataset.path.parent
-            p = TreeParameters(max_leaf=2, root=2, branching=2, n_trees=2)
+            p = TreeParameters(max_leaf=5, root=2, branching=2, n_trees=2, C=1.0)
             made = train_a_few(TreeRun, dataset, "model", p)
             finish_model(path / "model.partial", path / "model", model_attributes(dataset, "", {}, 0, made))
             model = TreeWeights(path / "model")
