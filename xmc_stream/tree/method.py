@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xmc_stream.errors import InputError
 from xmc_stream.linear.implied import IMPLIED
 from xmc_stream.methods.contract import Forecast, Method, Task
@@ -18,6 +20,7 @@ from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
 from xmc_stream.tree.given import check_tree, given_tree
 from xmc_stream.tree.guide import N_GROUPS, groups_path
+from xmc_stream.tree.kernels.vectors import nearest
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.plan import Shape, least_needs, plan_tree, shape_of
 from xmc_stream.tree.run import TreeRun, key_of_state
@@ -90,6 +93,7 @@ class TreeWarmUp(WarmUp):
         with a_few_rows(n=120, k=20, several=True) as dataset:
             p = TreeParameters(max_leaf=5, root=2, branching=2)
             train_a_few(TreeRun, dataset, "tree", p)
+        nearest(np.zeros((1, 16), np.float32), np.zeros((1, 16), np.float32))  # of a warm start
 
 
 class TreeMethod(Method):
