@@ -6,6 +6,7 @@ Real processes and real disks throughout. A run ends in one line, and the same c
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -27,7 +28,7 @@ from helpers.clusters import cluster
 from helpers.commands import one_line, said_at_last
 from helpers.compiler import needs_compiler
 from helpers.damage import flip
-from helpers.forked import Forked, forked_command
+from helpers.forked import Forked, forked_command, run_forked
 from helpers.tools import load_tool
 from helpers.trainings import SETTINGS, kill_when, words
 
@@ -343,21 +344,24 @@ def disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], None]]]:
 
 
 @pytest.mark.slow
-def test_training_on_a_full_disk(small: Path, disk: tuple[Path, Callable[[str], None]], whole: str) -> None:
+@pytest.mark.parametrize("solver", ["ppdsparse", "tree"])
+def test_training_on_a_full_disk(
+    small: Path, tmp_path: Path, disk: tuple[Path, Callable[[str], None]], solver: str
+) -> None:
     path, resize = disk
-    model = path / "m"
-    for size in ("400k", "5m"):
+    how = ("--solver", solver, "--memory-limit", "1GB", "--threads", 2, *(SETTINGS if solver == "ppdsparse" else ()))
+    for size in ("400k", "5m" if solver == "ppdsparse" else "3m"):
         resize(size)
-        line = fails(*words(small, model, "1GB", 2))
+        line = fails("train", small, path / "m", *how)
         assert "No space left on device" in line
         assert str(path) in line
         assert "make room there and give the same command again" in line
         with pytest.raises(StoreError):
-            xs.load_model(model)
+            xs.load_model(path / "m")
     resize("64m")
-    fitted = slow_fit(small, model)
-    assert fitted.report_["resumed"]
-    assert fitted.model_.digest() == whole
+    assert json.loads(run_forked("train", small, path / "m", *how, "--json"))["resumed"]
+    run_forked("train", small, tmp_path / "whole", *how)
+    assert xs.load_model(path / "m").digest() == xs.load_model(tmp_path / "whole").digest()
 
 
 def fill(path: Path) -> Path:
