@@ -26,7 +26,7 @@ from xmc_stream.store.places import copy_folders, put_back, refuse_foreign_names
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 from xmc_stream.system.files import temporary_folder
 from xmc_stream.system.memory import MemoryLimit, peak_resident
-from xmc_stream.system.progress import working
+from xmc_stream.system.progress import LOG, working
 
 STANDARD_OUTPUT = Path("-")
 FILES = (".npz", ".txt", ".jsonl")
@@ -171,6 +171,8 @@ def answer(
     with planned(execution, limit, model.warm_up(evaluate)) as (engine, plan):
         task = model.ranking(dataset, k, bool(wanted.filtered), evaluate, engine.once)
         refuse_unless_it_fits(Together(task, beside), plan)
+        if task.unscored:
+            LOG.info("note: average_auc is left out: %s", task.unscored)
         work = begin_predictions(wanted.out, dataset.n_samples, model.n_labels, k)
         loop = task.loop(plan, replace(wanted, out=work))
         if check:

@@ -187,6 +187,11 @@ class RankingTask(Forecaster):
             check_labels(self.model, self.dataset)
 
     @property
+    def unscored(self) -> str:
+        """Of an evaluation, why not all classes have a score, so that there is no average_auc; "" where they have."""
+        return ""
+
+    @property
     def pairs(self) -> bool:
         """Whether rows have pairs beside X: of Y, or of a filter."""
         return self.filtered or self.evaluate

@@ -16,7 +16,6 @@ from xmc_stream.runtime.check import array_jobs, common_model_jobs
 from xmc_stream.runtime.job import Job, Phase, Receipt
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.system.progress import LOG
 from xmc_stream.tree.exported import exported
 from xmc_stream.tree.given import pairs_of
 from xmc_stream.tree.guide import read_groups
@@ -85,11 +84,8 @@ class TreeModel(TreeWeights, Model):
     def ranking(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
     ) -> TreeTask:
-        """What it takes is foreseen without a probe. Says so where a figure will be left out."""
-        task = TreeTask(self, dataset, k, filtered, evaluate)
-        if task.unscored:
-            LOG.info("note: average_auc is left out: %s", task.unscored)
-        return task
+        """What it takes is foreseen without a probe."""
+        return TreeTask(self, dataset, k, filtered, evaluate)
 
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, trees."""
