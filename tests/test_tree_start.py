@@ -78,9 +78,9 @@ def test_labels_keep_their_leaf_and_new_ones_hang_below_the_nearest(tmp_path: Pa
     of_kept = np.array([leaves(was)[place[label]] for label in mine[kept].tolist()])
     number = {leaf: i for i, leaf in enumerate(np.unique(of_kept).tolist())}  # leaves that are empty are gone
     assert leaves(now)[kept].tolist() == [number[leaf] for leaf in of_kept.tolist()]
-    for above, below in ((0, 1),):  # who stood below one node does still
-        pairs = {(int(a), int(b)) for a, b in zip(now.nodes_of_labels(above), now.nodes_of_labels(below), strict=True)}
-        assert len(pairs) == len(number)
+    tops = was.nodes_of_labels(0)[[place[label] for label in mine[kept].tolist()]], now.nodes_of_labels(0)[kept]
+    together = set(zip(*(nodes.tolist() for nodes in tops), strict=True))  # labels below one node are so still
+    assert len(together) == len(np.unique(tops[0])) == len(np.unique(tops[1]))
 
     rows = [list(zip(row.indices.tolist(), row.data.tolist(), strict=True)) for row in X]
     labels = [row.indices.tolist() for row in sp.csr_matrix(Y[:, mine])]

@@ -109,7 +109,7 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
             "vectors": t * 2 * min(k, WINDOW) * _VECTOR, "labels": t * LABEL_BYTES * k,
             "directions": t * _DIRECTIONS * min(k, 1 << max(shape.splits, default=0)),
         },
-        **({} if shape.start is None else {"keeping the trees": _times(t, start_needs(shape.start, dataset))}),
+        **({} if shape.start is None else {"keeping the trees": start_needs(shape.start, dataset, t)}),
         "children of the root": {"rows and features": t * root, "strips": t * strips, "labels": structure},
         "rows on their way down": {**down, "labels": structure, "weights": t * _FIXED},
         "children of nodes": {
@@ -121,10 +121,6 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
             "features": t * FEATURE_BYTES * d, "labels": structure,
         },
     }  # fmt: skip
-
-
-def _times(t: int, needs: dict[str, int]) -> dict[str, int]:
-    return {name: t * n_bytes for name, n_bytes in needs.items()}
 
 
 def _largest_parent(dataset: Dataset, p: TreeParameters, shape: Shape) -> int:

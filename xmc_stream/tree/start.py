@@ -44,11 +44,11 @@ def kept_nodes(model: StoredModel) -> list[int]:
     return [max(of_trees) for of_trees in zip(*model.attributes["levels"], strict=True)][:-1]
 
 
-def start_needs(model: StoredModel, dataset: Dataset) -> dict[str, int]:
-    """Bytes by component that a job of this module takes."""
+def start_needs(model: StoredModel, dataset: Dataset, threads: int) -> dict[str, int]:
+    """Bytes by component that jobs of this module take, one on each thread."""
     sets = max([CLUSTERINGS * GROUPS, *kept_nodes(model)])
-    return {"labels of both": match_bytes(model, dataset) + _LABEL_BYTES * dataset.n_labels,
-            "vectors": (12 * sets + 4 * WINDOW) * DIMENSIONS}  # fmt: skip
+    of_labels = match_bytes(model, dataset) + _LABEL_BYTES * dataset.n_labels
+    return {"labels of both": threads * of_labels, "vectors": threads * (12 * sets + 4 * WINDOW) * DIMENSIONS}
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,15 @@ class KeepTreeJob:
         place = np.empty(model.n_labels, np.int64)
         place[before.order] = np.arange(model.n_labels)
         place = np.where(found >= 0, place[found], model.n_labels)  # new labels stand last in their leaf
-        if not before.bounds:
-            Structure(np.argsort(place, kind="stable"), []).write(Path(self.out))
-            return said_of(model, dataset, found, found >= 0)
-        leaves = before.bounds[-1]
-        leaf = np.where(found >= 0, np.searchsorted(leaves, place, side="right") - 1, -1)
-        leaf = joined(self.vectors, leaf, len(leaves) - 1)
-        order, bounds = np.lexsort((place, leaf)), []
-        for above in before.bounds:
-            sizes = np.bincount(np.searchsorted(above, leaves[leaf], side="right") - 1)
-            bounds.append(np.concatenate([[0], np.cumsum(sizes[sizes > 0])]))
+        order, bounds = np.argsort(place, kind="stable"), list[NDArray[np.int64]]()
+        if before.bounds:
+            leaves = before.bounds[-1]
+            leaf = np.where(found >= 0, np.searchsorted(leaves, place, side="right") - 1, -1)
+            leaf = joined(self.vectors, leaf, len(leaves) - 1)
+            order = np.lexsort((place, leaf))
+            for above in before.bounds:
+                sizes = np.bincount(np.searchsorted(above, leaves[leaf], side="right") - 1)
+                bounds.append(np.concatenate([[0], np.cumsum(sizes[sizes > 0])]))
         Structure(order, bounds).write(Path(self.out))
         return said_of(model, dataset, found, found >= 0)
 
