@@ -241,7 +241,8 @@ def test_killed_at_any_point_it_goes_on(
 @pytest.mark.slow
 def test_an_interrupt_ends_all_settings_within_seconds(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "t.json"
-    words = cli_command("tune", data, out, *WORDS, "--memory-limit", "2GB", "--threads", 2)
+    long = [word.replace("max_passes=2", "max_passes=2000") for word in WORDS] + ["--set", "tol=1e-9"]
+    words = cli_command("tune", data, out, *long, "--memory-limit", "2GB", "--threads", 2)
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()) as run:
         ledgers = [tmp_path / "t.json.partial" / f"{number}.model.partial" / "ledger.jsonl" for number in (0, 1)]
         wait_until(run, lambda: all(one.exists() and '"pass/' in one.read_text() for one in ledgers))
