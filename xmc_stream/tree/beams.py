@@ -93,7 +93,7 @@ class BeamJob:
 
     def run(self) -> Receipt:
         """Go down, draw, write."""
-        dataset, n, beam = self.of.dataset(), self.stop - self.start, self.of.parameters.beam
+        dataset, n, beam = self.of.dataset(), self.stop - self.start, self.of.parameters.training_beam
         X, Y = dataset.X_rows(), dataset.Y_rows()
         structure = self.of.structure(self.tree, dataset.n_labels)
         level, nodes = structure.levels[self.level], structure.nodes_of_labels(self.level)

@@ -45,7 +45,7 @@ class TreeParameters(Parameters):
     branching: int = parameter(16, Whole("Children of other nodes, at most; a power of two counts.", least=2))
     beam: int = parameter(
         10,
-        Whole("Nodes of a level that a row goes on from, in training and in prediction."),
+        Whole("Nodes of a level that a row goes on from in prediction; in training it is twice as many."),
     )
     C: float | None = parameter(
         None,
@@ -118,6 +118,11 @@ class TreeParameters(Parameters):
     def number(self, name: str) -> float:
         """Of resolved parameters: lam, prune, epochs or tol."""
         return float(getattr(self, name))
+
+    @property
+    def training_beam(self) -> int:
+        """Nodes of a level that a training row goes on from: rows to learn from are drawn among more than a beam reaches."""
+        return 2 * self.beam
 
     @property
     def chosen_C(self) -> float:
