@@ -93,8 +93,7 @@ def test_splits_are_balanced_two_means(tmp_path_factory: Any, data: st.DataObjec
     folder: Path = tmp_path_factory.mktemp("split")
     vectors = some_vectors(n, seed)
     packs = in_packs(folder / "vectors", vectors, [0, *([n // 3] if n > 3 else [])])
-    want = twin.split(vectors, seed, tree, 0, 0, end)
-    assert sorted(flat(want)) == list(range(n))
+    sample = data.draw(st.sampled_from([2, 3, 7, clustering.SAMPLE]))
 
     def job(node: int, begin: int, end: int, before: str, held: int) -> SplitJob:
         out = str(folder / f"{begin}-{end}-{node}-{held}")
@@ -102,16 +101,21 @@ def test_splits_are_balanced_two_means(tmp_path_factory: Any, data: st.DataObjec
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clustering, "WINDOW", window)
+        for module in (clustering, twin):
+            patch.setattr(module, "SAMPLE", sample)
+        want = twin.split(vectors, seed, tree, 0, 0, end)
         whole, top = job(0, 0, end, "", n), job(0, 0, middle, "", held)
         for one in (whole, top):
             one.run()
         below = [job(node, middle, end, top.out, held) for node in range(1 << middle)]
         for one in below:
             one.run()
+        of_depths = [twin.split(vectors, seed, tree, 0, 0, depth) for depth in range(end + 1)]
+    assert sorted(flat(want)) == list(range(n))
     assert nodes_of(whole.out) == want
     assert [node for one in below for node in nodes_of(one.out)] == want
     for depth in range(end):  # siblings' sizes differ by one at most at every split
-        sizes = [len(node) for node in twin.split(vectors, seed, tree, 0, 0, depth + 1)]
+        sizes = [len(node) for node in of_depths[depth + 1]]
         assert all(abs(a - b) <= 1 for a, b in zip(sizes[::2], sizes[1::2], strict=True))
     depths = tuple(sorted(data.draw(st.sets(st.integers(1, end), max_size=3)))) if end else ()
     StructureJob(tree, depths, tuple(one.out for one in below), str(folder / "tree")).run()
@@ -119,7 +123,7 @@ def test_splits_are_balanced_two_means(tmp_path_factory: Any, data: st.DataObjec
     assert made.order.tolist() == flat(want)
     for depth, level in zip(depths, made.levels, strict=False):
         mine = [sorted(made.order[low:high].tolist()) for low, high in itertools.pairwise(level.children)]
-        assert mine == [sorted(node) for node in twin.split(vectors, seed, tree, 0, 0, depth)]
+        assert mine == [sorted(node) for node in of_depths[depth]]
 
 
 @pytest.mark.parametrize("seed", [0, 7])

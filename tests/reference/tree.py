@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .permutation import key_of, mix, permuted
 
 FEATURES, SPLITS, ROWS, HELD_OUT_ROWS = 1 << 46, 1 << 47, 1 << 48, 1 << 41  # domains of draws
-STEPS, LANES, MOST = 4, 16, 127
+STEPS, SAMPLE, LANES, MOST = 4, 2048, 16, 127
 F = np.float32
 Row = Sequence[tuple[int, float]]  # features and values, in their order
 _WORD, _ODD = (1 << 64) - 1, 0x9E3779B97F4A7C15
@@ -53,19 +53,27 @@ def halves(vectors: NDArray[np.float32], labels: list[int], node: int, key: int)
     chosen = -(-n // 2) if node % 2 == 0 else n // 2
     if n < 2:
         return [labels[:chosen], labels[chosen:]]
-    first, second = (vectors[labels[permuted(t, n, key)]] for t in (0, 1))
+    some = labels[:: max(1, n // SAMPLE)]
+    first, second = (vectors[some[permuted(t, len(some), key)]] for t in (0, 1))
     direction, before = first - second, None
-    for _ in range(STEPS):
-        values = along(vectors[labels], direction)
-        order = sorted(range(n), key=lambda q: (-values[q], labels[q]))
-        sides = [sorted(labels[q] for q in some) for some in (order[:chosen], order[chosen:])]
+    for _ in range(STEPS - 1):
+        sides = by_direction(vectors, some, direction, -(-len(some) // 2) if node % 2 == 0 else len(some) // 2)
         if sides == before:
             break
         before = sides
         sums = [np.sum([vectors[label].astype(np.float64) for label in side], axis=0) for side in sides]
         units = [total / (np.linalg.norm(total) or 1.0) for total in sums]
         direction = (units[0] - units[1]).astype(F)
-    return sides
+    return by_direction(vectors, labels, direction, chosen)
+
+
+def by_direction(
+    vectors: NDArray[np.float32], labels: list[int], direction: NDArray[np.float32], chosen: int
+) -> list[list[int]]:
+    """The labels that stand highest along a direction, so many, and the others."""
+    values = along(vectors[labels], direction)
+    order = sorted(range(len(labels)), key=lambda q: (-values[q], labels[q]))
+    return [sorted(labels[q] for q in some) for some in (order[:chosen], order[chosen:])]
 
 
 def split(vectors: NDArray[np.float32], seed: int, clustering: int, node: int, begin: int, end: int) -> list[list[int]]:

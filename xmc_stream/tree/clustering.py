@@ -2,7 +2,8 @@
 
 The vector of a label is the sum of its rows, each count-sketched to DIMENSIONS numbers, of length one. A node is split by a
 direction, the difference of the unit vectors of its halves' sums: the labels that stand highest along it are one half, until
-the halves stay, MOST_STEPS times at most. It begins from two labels that are drawn.
+the halves stay, MOST_STEPS times at most. It begins from two labels that are drawn. Of a node of many labels a sample says the
+direction, and all are put on a side once.
 
 Vectors lie on disk by ranges of labels. Nodes near the root are split while vectors stream by; the nodes of some depth are
 jobs of their own, which hold their vectors. Sums are made label by label, so that it does not matter which.
@@ -10,6 +11,7 @@ jobs of their own, which hold their vectors. Sums are made label by label, so th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,8 @@ from xmc_stream.tree.structure import Structure
 
 DIMENSIONS = 512
 MOST_STEPS = 4
-LABEL_BYTES = 48  # of a label in a split, beside its vector
+SAMPLE = 1 << 11  # labels of a node that say how it is split, at least, where there are twice as many
+LABEL_BYTES = 64  # of a label in a split, beside its vector
 READ_BYTES = 120  # of a label whose vector is read
 WINDOW = 1 << 12  # vectors that are in memory at a time where they stream
 
@@ -109,14 +112,24 @@ class _Lines:
     def _of(self, labels: NDArray[np.int64]) -> NDArray[np.float32]:
         return self._vectors.of(labels, self._arrays)
 
-    def windows(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """All of them."""
+    def windows(self, nodes: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int64] | slice, NDArray[np.float32]]]:
+        """Those of labels that are in a node, and some others where they are held; which these are, by number."""
         if self._held is not None:
             yield slice(0, len(self._labels)), self._held
             return
-        for first in range(0, len(self._labels), WINDOW):
-            some = slice(first, min(first + WINDOW, len(self._labels)))
+        wanted = np.flatnonzero(nodes >= 0)
+        for first in range(0, len(wanted), WINDOW):
+            some = wanted[first : first + WINDOW]
             yield some, self._of(self._labels[some])
+
+    def along(self, nodes: NDArray[np.int32], directions: NDArray[np.float32]) -> NDArray[np.float32]:
+        """How far each label stands along the direction of its node; 0 where it is in none."""
+        found = np.zeros(len(nodes), np.float32)
+        for some, vectors in self.windows(nodes):
+            part = np.zeros(len(vectors), np.float32)
+            project(vectors, nodes[some], directions, part)
+            found[some] = part
+        return found
 
     def at(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
         """Of some of the labels, in any order."""
@@ -152,32 +165,55 @@ def _sides(
     lines: _Lines, order: NDArray[np.int64], bounds: NDArray[np.int64], larger: NDArray[np.bool_], keys: list[np.uint64]
 ) -> NDArray[np.uint8]:
     """The half of its node that each label belongs to."""
-    sizes, n_nodes = np.diff(bounds), len(bounds) - 1
-    nodes = np.empty(len(order), np.int32)
-    nodes[order] = np.where(np.repeat(sizes, sizes) > 1, np.repeat(np.arange(n_nodes, dtype=np.int32), sizes), -1)
-    sides, along, moved = np.zeros(len(order), np.uint8), np.zeros(len(order), np.float32), np.zeros(n_nodes, np.bool_)
+    sample, of_sample = _sample(order, bounds)
+    directions = _directions(lines, len(order), sample, of_sample, larger, keys)
+    sides, moved = np.zeros(len(order), np.uint8), np.zeros(len(bounds) - 1, np.bool_)
+    nodes = _nodes(len(order), order, bounds)
+    take_sides(bounds, order, larger, nodes, lines.along(nodes, directions), sides, moved)
+    return sides
+
+
+def _sample(order: NDArray[np.int64], bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Labels that say how their node is split, as `order` and `bounds`: fewer than 2 SAMPLE of each, evenly drawn."""
+    parts = [order[begin : end : max(1, (end - begin) // SAMPLE)] for begin, end in itertools.pairwise(bounds)]
+    return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
+
+
+def _nodes(n: int, order: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The node of each of n labels; -1 of those that are in none, or alone in theirs."""
+    sizes, nodes = np.diff(bounds), np.full(n, -1, np.int32)
+    nodes[order] = np.repeat(np.where(sizes > 1, np.arange(len(sizes), dtype=np.int32), np.int32(-1)), sizes)
+    return nodes
+
+
+def _directions(
+    lines: _Lines, n: int, order: NDArray[np.int64], bounds: NDArray[np.int64], larger: NDArray[np.bool_],
+    keys: list[np.uint64],
+) -> NDArray[np.float32]:  # fmt: skip
+    """Of each node, along what it is split, by the labels in `order`."""
+    sizes, n_nodes, nodes = np.diff(bounds), len(bounds) - 1, _nodes(n, order, bounds)
+    sides, moved = np.zeros(n, np.uint8), np.zeros(n_nodes, np.bool_)
     pairs = [
         [begin + permuted(b, int(n), word_bits(int(n)), key) if n > 1 else 0 for b in (0, 1)]
         for begin, n, key in zip(bounds, sizes, keys, strict=False)
     ]
     of_pairs = lines.at(order[np.array(pairs, np.int64).ravel()]).reshape(n_nodes, 2, DIMENSIONS)
     directions = of_pairs[:, 0] - of_pairs[:, 1]
-    for step in range(MOST_STEPS):
+    going = sizes > 1
+    for step in range(MOST_STEPS - 1):
         stop_if_unwanted()
-        for some, vectors in lines.windows():
-            project(vectors, nodes[some], directions, along[some])
-        take_sides(bounds, order, larger, nodes, along, sides, moved)
-        going = moved if step else sizes > 1
-        nodes[order] = np.where(np.repeat(going, sizes), nodes[order], -1)
-        if not going.any() or step == MOST_STEPS - 1:
+        take_sides(bounds, order, larger, nodes, lines.along(nodes, directions), sides, moved)
+        going = moved if step else going
+        if not going.any():
             break
+        nodes[order] = np.where(np.repeat(going, sizes), nodes[order], -1)
         sums = np.zeros((n_nodes, 2, DIMENSIONS))
-        for some, vectors in lines.windows():
+        for some, vectors in lines.windows(nodes):
             add_to_sides(vectors, nodes[some], sides[some], sums)
         lengths = np.sqrt((sums * sums).sum(axis=2, keepdims=True))
         sums /= np.where(lengths > 0.0, lengths, 1.0)
-        directions = (sums[:, 0] - sums[:, 1]).astype(np.float32)
-    return sides
+        directions[going] = (sums[going, 0] - sums[going, 1]).astype(np.float32)
+    return directions
 
 
 @dataclass(frozen=True)

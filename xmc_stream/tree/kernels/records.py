@@ -2,9 +2,9 @@
 
 The children of a node are cut into panels of at most PANEL. A panel has buckets of features by hash, and in a bucket a record
 a feature: what of the hash the bucket does not say (2 bytes), how many of the children have a weight for it, less one (1
-byte), and of each its number in the panel and the weight (1 byte each). Where a quarter of many children have one, there are the
-weights of all children in turn, and FULL in the place of their number. A weight is scale_k times a whole number from -127 to
-127. The hash of feature j is j times an odd number, modulo the power of two above D: no two features have the same.
+byte), and of each its number in the panel and the weight (1 byte each). Where a quarter of many children have one, there are
+the weights of all children in turn, and FULL in the place of their number. A weight is scale_k times a whole number from -127
+to 127. The hash of feature j is j times an odd number, modulo the power of two above D: no two features have the same.
 """
 
 from __future__ import annotations
