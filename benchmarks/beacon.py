@@ -20,8 +20,8 @@ import numpy as np
 
 # in a solve job or a pass and reading its rows: gather too; compilation: with a cache of kernels of its own
 PHASES = (
-    "conversion", "compilation", "check", "search", "gather", "solve", "pass", "objective", "weights", "finalise",
-    "prediction",
+    "conversion", "compilation", "check", "search", "gather", "solve", "pass", "objective", "weights", "vectors", "split",
+    "root", "beam", "choice", "children", "finalise", "prediction",
 )  # fmt: skip
 
 
@@ -46,6 +46,10 @@ def main(path: Path, arguments: list[str]) -> None:
     from xmc_stream.ppdsparse import method, search, solve, state
     from xmc_stream.runtime import check
     from xmc_stream.store.matrix import SparseMatrix
+    from xmc_stream.tree import beams, choice, clustering, units
+    from xmc_stream.tree import method as tree_method
+    from xmc_stream.tree import predict as tree_predict
+    from xmc_stream.tree import solve as tree_solve
 
     counts = np.memmap(path, np.int32, "r+", shape=len(PHASES))
     lock, warming = threading.Lock(), threading.Event()
@@ -76,7 +80,11 @@ def main(path: Path, arguments: list[str]) -> None:
         (check.CheckJob, "check"), (search.SearchJob, "search"), (solve.SolveJob, "solve"),
         (state.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (jobs.SegmentJob, "pass"),
         (jobs.ObjectiveJob, "objective"), (jobs.WeightsJob, "weights"), (jobs.UnitJob, "finalise"),
+        (clustering.VectorsJob, "vectors"), (clustering.SplitJob, "split"), (tree_solve.RootJob, "root"),
+        (beams.BeamJob, "beam"), (choice.ChoiceJob, "choice"), (tree_solve.SolveJob, "children"), (units.UnitJob, "finalise"),
+        (tree_predict.TreeJob, "prediction"),
         (method.PPDSparseWarmUp, "compilation"), (pd_method.PDSparseWarmUp, "compilation"),
+        (tree_method.TreeWarmUp, "compilation"),
     ):  # fmt: skip
         mock.patch.object(owner, "run", marked(owner.run, phase)).start()  # to the end of the process
     mock.patch.object(SparseMatrix, "gather", marked(SparseMatrix.gather, "gather")).start()

@@ -39,7 +39,11 @@ from xmc_stream.store.predictions import Predictions
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 EXECUTIONS = (("600MB", 1), ("1GB", 2), ("4GB", 2))
 COMMANDS = ("convert", "train", "predict")
-PHASES = {"ppdsparse": ("search", "gather", "solve"), "pdsparse": ("pass", "objective", "weights")}
+PHASES = {
+    "ppdsparse": ("search", "gather", "solve"),
+    "pdsparse": ("pass", "objective", "weights"),
+    "tree": ("vectors", "split", "root", "beam", "choice", "children"),
+}
 SHAPE = "--samples 4000 --features 2000 --labels 2100 --features-per-sample 40 --test-samples 10000".split()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.errors import InputError
+from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import IMPLIED
 from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.start import STARTED
@@ -56,16 +58,18 @@ class TreeForecaster(Forecaster):
         X, Y, k = dataset.X_rows(), dataset.Y_rows(), dataset.n_labels
         one = X.nnz * X.entry_bytes
         nodes = shape.nodes
-        levels, groups = len(nodes) + 1, -(-(nodes[0] if nodes else k) // 16)
+        levels, groups = len(nodes) + 1, -(-(nodes[0] if nodes else k) // LANES)
         guided = score_of(dataset, p.guide)["guide"] > 0
         vectors = -(-k // sizes.labels) if shape.splits or shape.start or guided else 0
         of_root = p.n_trees * -(-groups // sizes.groups) * int(p.number("epochs"))
-        of_root += -(-N_GROUPS // 16 // sizes.groups) * GUIDE_EPOCHS if guided else 0
+        of_root += -(-N_GROUPS // LANES // sizes.groups) * GUIDE_EPOCHS if guided else 0
         down = p.n_trees * (levels - 1)
-        gathered = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * down
-        gathered += 4 * min(1.0, 0.05 * gathered + 0.5) if p.C is None else 0
-        per_label = -(-(p.max_leaf if shape.splits else -(-k // max([1, *nodes[-1:]]))) // 16)
-        work = X.nnz * (of_root * _STEP_NS / 2 + down * _DOWN_NS + gathered * _VISITS * per_label * _STEP_NS)
+        of_level = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * p.n_trees
+        of_choice = 4 * min(1.0, 0.05 * of_level * (levels - 1) + 0.5) if p.C is None else 0
+        gathered = of_level * (levels - 1) + of_choice
+        beside = [-(-below // (LANES * above)) for above, below in itertools.pairwise([*nodes, k])]  # steps of a parent's row
+        steps = of_level * sum(beside) + of_choice * max(beside[-1:], default=1)
+        work = X.nnz * (of_root * _STEP_NS / 2 + down * _DOWN_NS + steps * _VISITS * _STEP_NS)
         phase = max(needs, key=lambda name: sum(needs[name].values()))
         return {
             "passes": round(vectors + of_root + down + gathered, 2),
