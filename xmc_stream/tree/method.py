@@ -67,7 +67,8 @@ class TreeForecaster(Forecaster):
         of_level = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * p.n_trees
         of_choice = 4 * min(1.0, 0.05 * of_level * (levels - 1) + 0.5) if p.C is None else 0
         gathered = of_level * (levels - 1) + of_choice
-        beside = [-(-below // (LANES * above)) for above, below in itertools.pairwise([*nodes, k])]  # steps of a parent's row
+        # steps of a row of a parent, level by level
+        beside = [-(-below // (LANES * above)) for above, below in itertools.pairwise([*nodes, k])]
         steps = of_level * sum(beside) + of_choice * max(beside[-1:], default=1)
         work = X.nnz * (of_root * _STEP_NS / 2 + down * _DOWN_NS + steps * _VISITS * _STEP_NS)
         phase = max(needs, key=lambda name: sum(needs[name].values()))
