@@ -311,10 +311,10 @@ def test_draws_are_the_same_for_any_range_of_rows(exact: tuple[Trained, Any, Any
         for start, stop in ((0, 111), (111, 112), (112, 300)):
             first = replace(above, start=start, stop=stop, out=str(tmp_path / f"{tree}-0-{start}"))
             second = replace(below, start=start, stop=stop, before=first.out, out=str(tmp_path / f"{tree}-1-{start}"))
-            for whole, part in ((above, first), (below, second)):
+            for whole, part, width in ((above, first, run.p.beam), (below, second, run.p.leaf_beam)):
                 part.run()
                 for name in ("nodes", "paths"):
-                    rows = slice(start * run.p.training_beam, stop * run.p.training_beam)
+                    rows = slice(start * width, stop * width)
                     assert array(part.out, name).tobytes() == array(whole.out, name)[rows].tobytes()
                 every, mine, nodes = (
                     array(whole.out, "rows"),

@@ -93,10 +93,11 @@ class BeamJob:
 
     def run(self) -> Receipt:
         """Go down, draw, write."""
-        dataset, n, beam = self.of.dataset(), self.stop - self.start, self.of.parameters.training_beam
+        dataset, n, p = self.of.dataset(), self.stop - self.start, self.of.parameters
         X, Y = dataset.X_rows(), dataset.Y_rows()
         structure = self.of.structure(self.tree, dataset.n_labels)
         level, nodes = structure.levels[self.level], structure.nodes_of_labels(self.level)
+        beam = p.leaf_beam if structure.levels[self.level + 1].last else p.beam
         before = read_beams(Path(self.before), n) if self.before else at_root(n)
         after, others, keys = (
             no_beams(n, beam),

@@ -45,7 +45,7 @@ class TreeParameters(Parameters):
     branching: int = parameter(16, Whole("Children of other nodes, at most; a power of two counts.", least=2))
     beam: int = parameter(
         10,
-        Whole("Nodes of a level that a row goes on from in prediction; in training it is twice as many."),
+        Whole("Nodes of a level that a row goes on from; in training, twice as many on the last level of nodes."),
     )
     C: float | None = parameter(
         None,
@@ -120,8 +120,8 @@ class TreeParameters(Parameters):
         return float(getattr(self, name))
 
     @property
-    def training_beam(self) -> int:
-        """Nodes of a level that a training row goes on from: rows to learn from are drawn among more than a beam reaches."""
+    def leaf_beam(self) -> int:
+        """Leaves that a training row goes on from: rows that labels learn from are drawn among more than a beam reaches."""
         return 2 * self.beam
 
     @property

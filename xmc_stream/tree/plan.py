@@ -102,7 +102,7 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
     strips = of_group * int(1.5 * ENTRY_BYTES * row_entries + SOLVED_ROW_BYTES)
     structure = t * (_STRUCTURE * k + NODE_BYTES * sum(shape.nodes))
     root = lanes_bytes(n, d) + 9 * LANES * d
-    row = p.training_beam * ROW_BYTES
+    row = p.leaf_beam * ROW_BYTES
     down = {"beams": t * row * beams, "row blocks": t * (3 * block + BLOCK_ROWS * row)}
     return {
         "vectors of labels": {"vectors": t * min(k, WINDOW) * _VECTOR, "row blocks": t * 3 * block},
