@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .permutation import key_of, mix, permuted
 
 FEATURES, SPLITS, ROWS, HELD_OUT_ROWS = 1 << 46, 1 << 47, 1 << 48, 1 << 41  # domains of draws
-STEPS, SAMPLE, LANES, MOST = 4, 2048, 16, 127
+STEPS, SAMPLE, LANES, MOST = 4, 16384, 16, 127
 F = np.float32
 Row = Sequence[tuple[int, float]]  # features and values, in their order
 _WORD, _ODD = (1 << 64) - 1, 0x9E3779B97F4A7C15

@@ -40,7 +40,7 @@ from xmc_stream.tree.structure import Structure
 
 DIMENSIONS = 512
 MOST_STEPS = 4
-SAMPLE = 1 << 11  # labels of a node that say how it is split, at least, where there are twice as many
+SAMPLE = 1 << 14  # labels of a node that say how it is split, at least, where there are twice as many
 LABEL_BYTES = 64  # of a label in a split, beside its vector
 READ_BYTES = 120  # of a label whose vector is read
 WINDOW = 1 << 12  # vectors that are in memory at a time where they stream
