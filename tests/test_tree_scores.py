@@ -25,12 +25,13 @@ import xmc_stream as xs
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.ranking import Ranking
+from xmc_stream.linear.kernels.implied import Implied, lift
 from xmc_stream.metrics import leave_out_predictions
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.tree.beams import at_root, descended
 from xmc_stream.tree.guide import CLUSTERINGS, GROUPS, LEVEL, NO_GROUPS, read_groups
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
-from xmc_stream.tree.kernels.beam import fill_up
+from xmc_stream.tree.kernels.beam import Best, fill_up, order_ties
 from xmc_stream.tree.kernels.records import Panels, Weights
 from xmc_stream.tree.nodes import GUIDE, Source, Unit, read_unit, write_unit
 from xmc_stream.tree.predict import OpenTrees, TreeWeights
@@ -326,3 +327,27 @@ def test_a_filter_leaves_out_its_pairs_and_nothing_else(model: tuple[xs.Model, A
             np.put_along_axis(of_label, full, full_scores, axis=1)
             assert np.array_equal(scores[rows, ranks], of_label[rows, labels[rows, ranks]])
             assert (scores[labels < 0] == -np.inf).all()
+
+
+def test_lifted_labels_stand_alike_in_short_and_long_lists() -> None:
+    """They tie; some are in a long list by their own scores, with a margin, and not in a short one."""
+    rng, K = np.random.default_rng(0), 12
+    lists = [np.sort(rng.choice(np.arange(3, K), 4, replace=False)) if j < 3 else [] for j in range(K)]
+    implied = Implied(np.cumsum([0, *map(len, lists)]), np.concatenate(lists).astype(np.int32), np.float32(0.1))
+    own, z = -rng.random((50, K)).astype(np.float32), rng.random((50, K)).astype(np.float32)
+    order = np.argsort(-own, axis=1)
+
+    def ranked(k: int) -> Best:
+        first = order[:, :k]
+        best = Best(first.copy(), np.take_along_axis(own, first, 1), np.take_along_axis(z, first, 1))
+        before = Best(*(part.copy() for part in best))
+        lift(implied, Ranking(best.labels, best.scores), NOTHING)
+        order_ties(before, best)
+        return best
+
+    long = ranked(K)
+    assert (np.diff(long.scores, axis=1) == 0).any(axis=1).mean() > 0.5
+    for k in (2, 3, 5, 8):
+        short = ranked(k)
+        assert np.array_equal(short.labels, long.labels[:, :k])
+        assert np.array_equal(short.scores, long.scores[:, :k])

@@ -160,7 +160,7 @@ class OpenTrees:
         """The k best labels of each row; where the model is calibrated, of the COUNTED best by their own scores."""
         best = self._scorer.best(x, barred, max(k, min(COUNTED, self.model.n_labels)) if self._by.shape[1] else k)
         if self._implied is not None:
-            before = Best(best.labels.copy(), best.scores, best.margins.copy())
+            before = Best(best.labels.copy(), best.scores.copy(), best.margins.copy())
             lift(self._implied, Ranking(best.labels, best.scores), barred)
             order_ties(before, best)
         if self._by.shape[1]:

@@ -204,7 +204,8 @@ def average_trees(one: Best, n_trees: int, by_score: bool, best: Best) -> None:
 def order_ties(before: Best, best: Best) -> None:
     """Order equal scores of each row by the margins that its labels had before, then by label.
 
-    best: labels and scores in order, some of them lifted; its margins become those of before, -inf where there is none.
+    best: labels and scores in order, some of them lifted; its margins become those of before, -inf of lifted labels, of which
+    before has some or not, as k is.
     """
     n, k = best.labels.shape
     for i in range(n):
@@ -212,7 +213,7 @@ def order_ties(before: Best, best: Best) -> None:
         for q in range(k):
             label, score, z = labels[q], scores[q], np.float32(-np.inf)
             for u in range(k):
-                if before.labels[i, u] == label and label >= 0:
+                if before.labels[i, u] == label and label >= 0 and before.scores[i, u] == score:
                     z = before.margins[i, u]
             t = q
             while t > 0 and scores[t - 1] == score and (zs[t - 1] < z or (zs[t - 1] == z and labels[t - 1] > label)):
