@@ -46,7 +46,7 @@ def main(path: Path, arguments: list[str]) -> None:
     from xmc_stream.ppdsparse import method, search, solve, state
     from xmc_stream.runtime import check
     from xmc_stream.store.matrix import SparseMatrix
-    from xmc_stream.tree import beams, choice, clustering, units
+    from xmc_stream.tree import beams, choice, clustering, streaming, units
     from xmc_stream.tree import method as tree_method
     from xmc_stream.tree import predict as tree_predict
     from xmc_stream.tree import solve as tree_solve
@@ -80,7 +80,7 @@ def main(path: Path, arguments: list[str]) -> None:
         (check.CheckJob, "check"), (search.SearchJob, "search"), (solve.SolveJob, "solve"),
         (state.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (jobs.SegmentJob, "pass"),
         (jobs.ObjectiveJob, "objective"), (jobs.WeightsJob, "weights"), (jobs.UnitJob, "finalise"),
-        (clustering.VectorsJob, "vectors"), (clustering.SplitJob, "split"), (tree_solve.RootJob, "root"),
+        (clustering.VectorsJob, "vectors"), (clustering.SplitJob, "split"), (streaming.StreamJob, "root"),
         (beams.BeamJob, "beam"), (choice.ChoiceJob, "choice"), (tree_solve.SolveJob, "children"), (units.UnitJob, "finalise"),
         (tree_predict.TreeJob, "prediction"),
         (method.PPDSparseWarmUp, "compilation"), (pd_method.PDSparseWarmUp, "compilation"),

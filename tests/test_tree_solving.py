@@ -28,12 +28,13 @@ from xmc_stream.linear.kernels.dcd import ONCE, Steps
 from xmc_stream.linear.kernels.lanecd import Rest, begin_lanes, new_lanes, settle_lanes, visit_lanes
 from xmc_stream.linear.kernels.rows import row_squares
 from xmc_stream.methods.weights import Given
-from xmc_stream.tree import choice, solve
+from xmc_stream.tree import choice, plan, streaming
 from xmc_stream.tree.beams import BeamJob
 from xmc_stream.tree.choice import ChoiceJob, average_precision, climbed, picks_of
 from xmc_stream.tree.kernels.solve import measure_rows, measure_weights
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.solve import Problem, RootJob, SolveJob, parents_of, relative_gaps
+from xmc_stream.tree.solve import Problem, SolveJob, parents_of, relative_gaps
+from xmc_stream.tree.streaming import StreamJob
 
 # uncompiled, numpy says so when a key wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")
@@ -224,11 +225,12 @@ OF_ROWS, OF_LABELS = np.tile([1.0, 0.0, 2.5, 0.3], 75), np.linspace(0.5, 3.0, 48
 
 @pytest.fixture(scope="module", params=CHANGES)
 def exact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, Any, Any]:
-    """A run whose children are solved exactly, on many strips of rows; some labels have no rows."""
+    """A run whose children are solved exactly, on many strips of rows, of some parents too. Some labels have no rows."""
     X, Y = topics(unseen=(0, 1, 2, 3, 4, 5, 40, 41))
     folder = tmp_path_factory.mktemp("exact")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solve, "STRIP_BYTES", 64)
+        patch.setattr(streaming, "STRIP_BYTES", 64)
+        patch.setattr(plan, "LARGE", 1000)
         p = TreeParameters(**{**EXACT, **SHAPE, **CHANGES[request.param]})
         weights = Given(OF_ROWS, OF_LABELS) if p.class_weight else None
         run = run_tree(stored(folder, X, Y), folder, p, 5, given=weights)
@@ -267,10 +269,19 @@ def test_children_are_at_the_optimum_of_their_problems(exact: tuple[Trained, Any
 
 
 @needs_compiler
-def test_how_rows_and_children_are_cut_changes_no_bit(exact: tuple[Trained, Any, Any], tmp_path: Path) -> None:
-    run = exact[0]
-    for job in run.of(SolveJob):
-        again = replace(job, max_entries=1, out=str(tmp_path / "again"))
+def test_how_rows_and_children_are_cut_changes_no_bit(
+    exact: tuple[Trained, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "STRIP_BYTES", 64)
+    run, out = exact[0], str(tmp_path / "again")
+    streamed = run.of(StreamJob)
+    assert run.of(SolveJob)
+    assert {job.level for job in streamed} == {0, 1, 2}
+    assert all(job.held for job in streamed)
+    for again, job in [
+        *((replace(job, max_entries=1, out=out), job) for job in run.of(SolveJob)),
+        *((replace(job, held=False, out=out), job) for job in streamed),  # alpha is in a file
+    ]:
         assert again.run()["nnz"] == len(array(job.out, "values"))
         for name in ("features", "children", "values", "counts", "bias"):
             assert array(again.out, name).tobytes() == array(job.out, name).tobytes()
@@ -337,7 +348,7 @@ def test_draws_are_the_same_for_any_range_of_rows(exact: tuple[Trained, Any, Any
 @needs_compiler
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_tree_of_one_level_is_one_vs_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
-    monkeypatch.setattr(solve, "STRIP_BYTES", 1 << 10)
+    monkeypatch.setattr(streaming, "STRIP_BYTES", 1 << 10)
     X, Y = topics(n=200, k=40, unseen=(7,))
     change = {"lam": 0.2, "positive_weight": 3.0, "class_weight": "given"} if weighted else {"lam": 0.0}
     p, weights = TreeParameters(**{**EXACT, **change, "max_leaf": 40}), Given(OF_ROWS[:200], OF_LABELS[:40])
@@ -358,7 +369,7 @@ def test_a_tree_of_one_level_is_one_vs_rest(tmp_path: Path, monkeypatch: pytest.
         else:
             best = liblinear(X, y, p.chosen_C)
         np.testing.assert_allclose(z[:, k], X @ best[:-1] + best[-1], atol=WITHIN)
-    (job,) = run.of(RootJob)[-1:]
+    (job,) = run.of(StreamJob)[-1:]
     assert (job.first, job.last) == (0, 40)
     for first in (0, 16, 32):  # groups beside each other, or jobs of their own
         part = replace(job, first=first, last=min(first + 16, 40), out=str(tmp_path / f"part-{first}"))

@@ -25,7 +25,8 @@ from xmc_stream.tree.kernels.records import FULL, ODD, Panels
 from xmc_stream.tree.nodes import structure_path
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.run import TreeRun
-from xmc_stream.tree.solve import RootJob, SolveJob
+from xmc_stream.tree.solve import SolveJob
+from xmc_stream.tree.streaming import StreamJob
 from xmc_stream.tree.structure import Structure
 
 J = TypeVar("J")
@@ -115,8 +116,9 @@ def solved(run: Trained, number: int, tree: int = 0) -> tuple[NDArray[np.float64
     level = run.structure(tree).levels[number]
     W, bias = np.full((run.dataset.n_features, level.n_children), np.nan), np.full(level.n_children, np.nan)
     for job in run.jobs:
-        if isinstance(job, RootJob) and (job.tree, 0) == (tree, number):
-            take_solved(job.out, [(job.first, job.last)], 0, W, bias)
+        if isinstance(job, StreamJob) and (job.tree, job.level) == (tree, number):
+            begin = int(level.ptr[job.parent])
+            take_solved(job.out, [(begin + job.first, begin + job.last)], begin, W, bias)
         elif isinstance(job, SolveJob) and (job.tree, job.level) == (tree, number):
             ends = level.ptr.tolist()
             take_solved(job.out, [(ends[c], ends[c + 1]) for c in range(job.first, job.last)], None, W, bias)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import mmap
 import os
 import shutil
 import stat
@@ -78,6 +79,24 @@ def kept_folder() -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def nameless_map(n_bytes: int, folder: Path) -> mmap.mmap:
+    """Zeros in a file in a folder, mapped. It has no name: whoever holds the map has all there is of it.
+
+    Raises OSError where the disk has no room.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if hasattr(os, "posix_fallocate"):  # else a full disk ends the process, at some later write
+            os.posix_fallocate(file.fileno(), 0, n_bytes)
+        file.truncate(n_bytes)
+        return mmap.mmap(file.fileno(), n_bytes)
+
+
+def let_go(mapped: mmap.mmap) -> None:
+    """Have the pages of a map leave this process: they stay in the page cache, or on disk."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def outlives_process(path: str | Path) -> bool:

@@ -24,7 +24,7 @@ from xmc_stream.tree.given import check_tree, given_tree
 from xmc_stream.tree.guide import N_GROUPS, groups_path
 from xmc_stream.tree.kernels.vectors import nearest
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.plan import Shape, least_needs, plan_tree, shape_of
+from xmc_stream.tree.plan import Shape, cut_children, least_needs, plan_tree, shape_of
 from xmc_stream.tree.run import TreeRun, key_of_state
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.solve import GUIDE_EPOCHS
@@ -58,11 +58,14 @@ class TreeForecaster(Forecaster):
         X, Y, k = dataset.X_rows(), dataset.Y_rows(), dataset.n_labels
         one = X.nnz * X.entry_bytes
         nodes = shape.nodes
-        levels, groups = len(nodes) + 1, -(-(nodes[0] if nodes else k) // LANES)
+        levels = len(nodes) + 1
         guided = score_of(dataset, p.guide)["guide"] > 0
         vectors = -(-k // sizes.labels) if shape.splits or shape.start or guided else 0
-        of_root = p.n_trees * -(-groups // sizes.groups) * int(p.number("epochs"))
-        of_root += -(-N_GROUPS // LANES // sizes.groups) * GUIDE_EPOCHS if guided else 0
+        at_once = plan.threads * plan.processes
+        cuts = [
+            len(cut_children(n, X.n_lines, dataset, sizes, at_once)[0]) for n in (nodes[0] if nodes else k, N_GROUPS)
+        ]
+        of_root = p.n_trees * cuts[0] * int(p.number("epochs")) + (cuts[1] * GUIDE_EPOCHS if guided else 0)
         down = p.n_trees * (levels - 1)
         of_level = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * p.n_trees
         of_choice = 4 * min(1.0, 0.05 * of_level * (levels - 1) + 0.5) if p.C is None else 0

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.kernels.order import GROUP
-from xmc_stream.linear.kernels.lanecd import lanes_bytes
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, fitting_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
@@ -18,14 +17,17 @@ from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES, row_ranges
 from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, READ_BYTES, WINDOW
 from xmc_stream.tree.nodes import FEATURE_BYTES, LEAST_WEIGHTS, WEIGHT_BYTES, Unit
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.solve import ENTRY_BYTES, bits_of_strips, parent_needs
+from xmc_stream.tree.solve import ENTRY_BYTES, LANE_BYTES, TAKEN_BYTES, parent_needs
 from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
 from xmc_stream.tree.start import kept_nodes, start_needs
+from xmc_stream.tree.streaming import LISTED_BYTES, bits_of_strips
+from xmc_stream.tree.streaming import ROW_BYTES as STREAMED_ROW_BYTES
 from xmc_stream.tree.structure import NODE_BYTES, Level, Structure, depths_of
 from xmc_stream.tree.units import READ_WEIGHTS
 
 JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
-_ROOT_WORK = 1 << 26  # entries of X times groups of LANES children, of a job: some seconds
+_STREAM_WORK = 1 << 26  # entries of X times groups of LANES children that stream by, of a job: some seconds
+LARGE = 1 << 23  # entries of X, of a parent whose rows stream by, at least: by the data alone
 _VECTOR = 4 * DIMENSIONS
 _DIRECTIONS = 5 * _VECTOR  # of a node that is split, half of them at a time
 _STRUCTURE = 40  # of a label: the order, nodes of labels
@@ -37,15 +39,16 @@ _FIXED = 8 * MIB
 class TreePlan:
     """labels: of a job of vectors; depth: from which on nodes are split by jobs of their own; held: labels whose vectors fit.
 
-    entries: of X, that a job of solving may hold; groups: of LANES children of the root, of a job; weights: that are put into
-    records at a time; cache_bytes: of weights in memory while rows go down.
+    entries: of X, that a job of solving may hold; spare: bytes of a thread that solves children whose rows stream by, beside
+    the least that one group of them takes; weights: that are put into records at a time; cache_bytes: of weights in memory
+    while rows go down.
     """
 
     labels: int
     depth: int
     held: int
     entries: int
-    groups: int
+    spare: int
     weights: int
     cache_bytes: int
     block_bytes: int
@@ -84,11 +87,34 @@ def rows_of_parents(
     return np.where(level.alone, 0, rows)
 
 
-def cut_parents(rows: NDArray[np.int64], level: Level, unit: Unit, row_entries: float) -> list[tuple[int, int]]:
-    """The parents of a unit in jobs, by the data alone."""
+def cut_parents(rows: NDArray[np.int64], level: Level, unit: Unit, row_entries: float) -> list[tuple[int, int, bool]]:
+    """The parents of a unit in jobs, by the data alone, and whether rows stream by: then it is one."""
     groups = -(-np.diff(level.ptr[unit.first : unit.last + 1]) // LANES)
-    work = (rows[unit.first : unit.last] * groups * max(row_entries, 1.0)).astype(np.int64)
-    return [(unit.first + low, unit.first + high) for low, high in fitting_ranges(work, JOB_ENTRIES)]
+    entries = rows[unit.first : unit.last] * max(row_entries, 1.0)
+    work, large = (entries * groups).astype(np.int64), entries > LARGE
+    if not unit.level:
+        large[:] = True
+    work[large] = JOB_ENTRIES
+    ranges = fitting_ranges(np.maximum(work, 1), JOB_ENTRIES)  # none stands beside a large one
+    return [(unit.first + low, unit.first + high, bool(large[low])) for low, high in ranges]
+
+
+def cut_children(
+    n_children: int, rows: int, dataset: Dataset, sizes: TreePlan, at_once: int
+) -> tuple[list[tuple[int, int]], bool]:
+    """Children of a parent in jobs that rows stream by for, and whether alpha is in memory. at_once: jobs."""
+    n, of_file = max(rows, 1), _of_file(rows, dataset)
+    alpha, n_groups = LANE_BYTES * n, -(-n_children // LANES)
+    held = sizes.spare >= alpha
+    groups = 1 + (sizes.spare - alpha) // (of_file + alpha) if held else 1 + sizes.spare // of_file
+    work = _STREAM_WORK // max(int(dataset.X_rows().nnz * (n / max(dataset.n_samples, 1))), 1)
+    step = LANES * max(1, min(groups, work, -(-n_groups // at_once), 8))
+    return [(first, min(first + step, n_children)) for first in range(0, n_children, step)], held
+
+
+def _of_file(rows: int, dataset: Dataset) -> int:
+    """Bytes of LANES children in memory whose alpha is in a file."""
+    return STREAMED_ROW_BYTES * rows + LANE_BYTES * dataset.n_features
 
 
 def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Shape) -> dict[str, dict[str, int]]:
@@ -101,7 +127,9 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
     of_group = min(n, GROUP << bits_of_strips(X))
     strips = of_group * int(1.5 * ENTRY_BYTES * row_entries + SOLVED_ROW_BYTES)
     structure = t * (_STRUCTURE * k + NODE_BYTES * sum(shape.nodes))
-    root = lanes_bytes(n, d) + 9 * LANES * d
+    streamed = largest if largest * row_entries > LARGE else 0
+    listed = _of_file(streamed, dataset) + LISTED_BYTES * streamed
+    held = min(largest, int(LARGE / max(row_entries, 1.0)) + 1)
     row = p.leaf_beam * ROW_BYTES
     down = {"beams": t * row * beams, "row blocks": t * (3 * block + BLOCK_ROWS * row)}
     return {
@@ -111,10 +139,13 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
             "directions": t * _DIRECTIONS * min(k, 1 << max(shape.splits, default=0)),
         },
         **({} if shape.start is None else {"keeping the trees": start_needs(shape.start, dataset, t)}),
-        "children of the root": {"rows and features": t * root, "strips": t * strips, "labels": structure},
+        "children whose rows stream by": {
+            "rows and features": t * (max(_of_file(n, dataset), listed) + TAKEN_BYTES),
+            "strips": t * strips, "labels": structure,
+        },
         "rows on their way down": {**down, "labels": structure, "weights": t * _FIXED},
         "children of nodes": {
-            **parent_needs(t, largest, int(1.5 * largest * row_entries), d),
+            **parent_needs(t, held, int(1.5 * held * row_entries), d),
             "labels": structure, "windows": t * 2 * _FIXED,
         },
         "writing nodes": {
@@ -155,14 +186,9 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Shap
     weights = plan.budget - sum(needs["rows on their way down"].values())
     fixed = needs["children of nodes"]
     left = (plan.budget - sum(fixed.values())) // plan.threads
-    entries = max(1, left // 2 // ENTRY_BYTES) + int(_largest_parent(dataset, p, shape) * X.nnz / n)
-    one = lanes_bytes(X.n_lines, dataset.n_features)
-    spare = plan.budget - sum(needs["children of the root"].values())
-    of_root = shape.nodes[0] if shape.nodes else k
-    groups = max(
-        1, min(_ROOT_WORK // max(X.nnz, 1), 1 + spare // plan.threads // one, -(-of_root // (LANES * at_once)), 8)
-    )
+    entries = max(1, left // 2 // ENTRY_BYTES) + min(int(_largest_parent(dataset, p, shape) * X.nnz / n), LARGE)
+    spare = (plan.budget - sum(needs["children whose rows stream by"].values())) // plan.threads
     packed = (plan.budget - sum(needs["writing nodes"].values())) // plan.threads // WEIGHT_BYTES
     packed = LEAST_WEIGHTS + min(packed, 1 << 24)
     cache = plan.threads * _FIXED + max(0, weights)
-    return TreePlan(labels, depth, room, entries, groups, packed, cache, plan.row_block_bytes)
+    return TreePlan(labels, depth, room, entries, spare, packed, cache, plan.row_block_bytes)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import IMPLIED, ImpliedJob
 from xmc_stream.methods.contract import WRITING, TrainingRun
 from xmc_stream.methods.start import STARTED, say_matched
@@ -28,11 +28,12 @@ from xmc_stream.tree.guide import N_GROUPS
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
 from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, structure_path, units_of
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.plan import cut_parents, plan_tree, rows_of_parents, shape_of
+from xmc_stream.tree.plan import cut_children, cut_parents, plan_tree, rows_of_parents, shape_of
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.shapes import Shapes
 from xmc_stream.tree.shared import Shared
-from xmc_stream.tree.solve import RootJob, SolveJob
+from xmc_stream.tree.solve import SolveJob
+from xmc_stream.tree.streaming import StreamJob
 from xmc_stream.tree.structure import Level, Structure
 from xmc_stream.tree.units import UnitJob
 
@@ -133,10 +134,10 @@ class TreeRun(TrainingRun):
 
     def _guide(self, progress: _Progress) -> Steps:
         """Solve and write the groups of the guide; returns the receipt of the unit."""
-        jobs = self._root_jobs(GUIDE, N_GROUPS)
+        jobs = self._stream_jobs(GUIDE, 0, 0, N_GROUPS, self.dataset.n_samples, ())
         solved = yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
         self._note_gaps("groups", solved)
-        job = UnitJob(self._of, GUIDE_UNIT, tuple(job.out for job in jobs), self._sizes.weights)
+        job = UnitJob(self._of, GUIDE_UNIT, (tuple(job.out for job in jobs),), self._sizes.weights)
         (receipt,) = yield Phase(
             "guide written", [job], "writing groups of labels", progress.span(0.0, 0.0), twice=True
         )
@@ -155,16 +156,12 @@ class TreeRun(TrainingRun):
             yield from self._choose(structure, level, before, progress)
         p = self._of.parameters
         units = units_of(tree, level)
-        if level.number == 0:
-            roots = self._root_jobs(tree, level.n_children)
-            parts: list[Sequence[RootJob | SolveJob]] = [roots]
-        else:
+        rows = np.full(1, dataset.n_samples)
+        if level.number:
             rows = rows_of_parents(dataset.label_counts(), structure.order, level, p, dataset.n_samples)
-            row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
-            parts = [
-                list(self._solve_jobs(unit, cut_parents(rows, level, unit, row_entries), before)) for unit in units
-            ]
-        jobs = [job for of_unit in parts for job in of_unit]
+        row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
+        parts = [[*self._solve_jobs(unit, level, rows, row_entries, before)] for unit in units]
+        jobs = [job for of_unit in parts for of_parents in of_unit for job in of_parents]
         what = "labels" if level.last else "nodes"
         number = progress.done + 1
         solved = yield Phase(
@@ -173,7 +170,7 @@ class TreeRun(TrainingRun):
         )  # fmt: skip
         self._note_gaps("labels" if level.last else f"level {level.number + 1}", solved)
         writes = [
-            UnitJob(self._of, unit, tuple(job.out for job in of_unit), self._sizes.weights)
+            UnitJob(self._of, unit, tuple(tuple(job.out for job in of) for of in of_unit), self._sizes.weights)
             for unit, of_unit in zip(units, parts, strict=True)
         ]
         words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"
@@ -222,27 +219,31 @@ class TreeRun(TrainingRun):
             out,
         )
 
-    def _root_jobs(self, tree: int, n_children: int) -> list[RootJob]:
-        """Jobs for the children of a root, or the groups of the guide."""
-        step = LANES * self._sizes.groups
-        spans = [(first, min(first + step, n_children)) for first in range(0, n_children, step)]
+    def _solve_jobs(
+        self, unit: Unit, level: Level, rows: NDArray[np.int64], row_entries: float, before: tuple[str, ...]
+    ) -> Iterator[Sequence[SolveJob | StreamJob]]:
+        """Jobs for the parents of a unit: one of several parents, or several of one. rows: of each parent, at most."""
+        tree, number = unit.tree, unit.level
+        for first, last, large in cut_parents(rows, level, unit, row_entries):
+            if large:
+                yield self._stream_jobs(tree, number, first, int(np.diff(level.ptr)[first]), int(rows[first]), before)
+                continue
+            out = self._state("solve", f"{tree}_{number}_{first}-{last}")
+            yield [SolveJob(self._of, tree, number, first, last, before, self._sizes.entries, self.plan, out)]
+
+    def _stream_jobs(
+        self, tree: int, level: int, parent: int, n_children: int, rows: int, before: tuple[str, ...]
+    ) -> list[StreamJob]:
+        """Jobs for the children of a parent whose rows, at most so many, stream by."""
+        at_once = self.plan.threads * self.plan.processes
+        spans, held = cut_children(n_children, rows, self.dataset, self._sizes, at_once)
+        name = f"{tree}_{level}_{parent}"
         return [
-            RootJob(
-                self._of,
-                tree,
-                *span,
-                self._state("solve", f"{tree}_0_{span[0]}-{span[1]}"),
+            StreamJob(
+                self._of, tree, level, parent, *span, before, held, self._state("solve", f"{name}_{span[0]}-{span[1]}")
             )
             for span in spans
         ]
-
-    def _solve_jobs(self, unit: Unit, spans: list[tuple[int, int]], before: tuple[str, ...]) -> Iterator[SolveJob]:
-        for first, last in spans:
-            out = self._state("solve", f"{unit.tree}_{unit.level}_{first}-{last}")
-            yield SolveJob(
-                self._of, unit.tree, unit.level, first, last, before,
-                self._sizes.entries, self.plan, out,
-            )  # fmt: skip
 
     def _down(self, tree: int, level: Level, tiles: UnitTiles, before: tuple[str, ...], progress: _Progress) -> Steps:
         """Let all rows go down a level; returns the packs of their beams."""

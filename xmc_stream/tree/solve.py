@@ -1,4 +1,4 @@
-"""Children are solved, LANES beside each other: those of the root on all rows, which stream by; others on their parent's rows.
+"""Children are solved, LANES beside each other, on rows of their parent that fit in memory; of more rows: `tree.streaming`.
 
 The problem of child k of parent c, on the rows R(c), with y_i = 1 where row i has a label below k, else -1, and z = w.x + b:
 
@@ -21,13 +21,11 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.domains import TREE_ORDERS
 from xmc_stream.kernels.instructions import LANES
-from xmc_stream.kernels.order import GROUP, strip_bits, strip_slots
 from xmc_stream.kernels.permutation import key_of
 from xmc_stream.linear.kernels.dcd import ONCE, Penalty, Steps, Times, of_lines
-from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, new_lanes, shuffle_awake, visit_lanes
+from xmc_stream.linear.kernels.lanecd import Lanes, Rest, new_lanes
 from xmc_stream.linear.kernels.rows import localise, row_squares
 from xmc_stream.linear.weights import SURE
-from xmc_stream.methods.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MemoryPlan, fitting_ranges
 from xmc_stream.store.dataset import Dataset
@@ -35,8 +33,7 @@ from xmc_stream.store.encoding import PackedArrayWriter, PackWriter, new_pack
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.stop import stop_if_unwanted
 from xmc_stream.tree.beams import Others
-from xmc_stream.tree.guide import LEVEL, read_groups
-from xmc_stream.tree.kernels.solve import mark_rows, measure_rows, measure_weights, solve_lanes, take_entries
+from xmc_stream.tree.kernels.solve import measure_rows, measure_weights, solve_lanes, take_entries
 from xmc_stream.tree.nodes import GUIDE
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.shared import Shared
@@ -44,25 +41,20 @@ from xmc_stream.tree.structure import Level, Structure
 
 _GUIDE_C, GUIDE_EPOCHS = 1.0, 4
 QUIET = 2  # visits that do not move a row before it sleeps
-STRIP_BYTES, STRIP_BITS = 1 << 18, 9  # of a strip of rows that streams by, on average; log2 of its rows, at most
-_BLOCK_BYTES = 1 << 20  # of rows that stream by once
 LANE_BYTES = 4 * LANES  # of alpha, or v
 ROW_BYTES = LANE_BYTES + 80  # of a row in a problem, beside its entries
 ENTRY_BYTES = 8 + 8 + 8  # of an entry of X as it is gathered, checked, and with local features
-FEATURE_BYTES = LANE_BYTES + 9 * LANES + 8  # of a feature in a problem: v, and weights as they are taken
+FEATURE_BYTES = LANE_BYTES + 8  # of a feature in a problem: v, and what it is called
+_TAKEN = 1 << 14  # features whose weights are taken at a time
+TAKEN_BYTES = (9 + 8) * LANES * _TAKEN
 
 
 def parent_needs(threads: int, n: int, nnz: int, n_features: int) -> dict[str, int]:
     """Bytes by component that solving the children of one parent takes, of n rows with nnz entries, on each of some threads."""
     return {
         "rows": threads * (n * ROW_BYTES + nnz * ENTRY_BYTES),
-        "features": threads * (13 * n_features + FEATURE_BYTES * min(n_features, nnz)),
+        "features": threads * (13 * n_features + FEATURE_BYTES * min(n_features, nnz) + TAKEN_BYTES),
     }
-
-
-def bits_of_strips(X: SparseMatrix) -> int:
-    """log2 of the rows of a strip."""
-    return strip_bits(X.n_lines, X.nnz, STRIP_BYTES, STRIP_BITS)
 
 
 class Problem(NamedTuple):
@@ -95,9 +87,9 @@ class Problem(NamedTuple):
         return Steps(own, 0, self.epochs, self.rule.least, 0.0)
 
     @staticmethod
-    def strips_key(seed: int, tree: int, epoch: int) -> np.uint64:
-        """Of the order of strips: all children of a root share it."""
-        return np.uint64(key_of(seed, TREE_ORDERS + (tree << 8), 0, 1 + epoch))
+    def strips_key(seed: int, tree: int, level: int, parent: int, epoch: int) -> np.uint64:
+        """Of the order of strips: all children of a parent share it. parent: the number of its first child."""
+        return np.uint64(key_of(seed, TREE_ORDERS + (tree << 8) + level, parent, 1 + epoch))
 
 
 class Solution:
@@ -113,7 +105,7 @@ class Solution:
             "bias": np.float32,
         }
         self._writers = {name: PackedArrayWriter(pack, name, kind) for name, kind in kinds.items()}
-        room = LANES * n_features + 1
+        room = LANES * min(n_features, _TAKEN) + 1
         self._features, self._children = np.empty(room, np.int32), np.empty(room, np.uint8)
         self._values = np.empty(room, np.float32)
         self._count = self.nnz = 0
@@ -126,18 +118,22 @@ class Solution:
         Those that every training row lies below are sure, and need no weights.
         """
         sure = np.bitwise_and.reduce(lanes.positive) if len(lanes.positive) == self._n_samples else 0
-        filled = take_entries(
-            used & ~int(sure), len(lanes.v) // LANES, problem.penalty.lam, problem.prune, lanes,
-            self._features, self._children, self._values,
-        )  # fmt: skip
-        features = self._features[:filled]
-        self._writers["features"].append(features if names is None else names[features])
-        self._writers["children"].append(self._children[:filled].astype(np.int32) + first)
-        self._writers["values"].append(self._values[:filled])
+        n_features = len(lanes.v) // LANES
+        for low in range(0, n_features, _TAKEN):
+            high = min(low + _TAKEN, n_features)
+            some = lanes._replace(v=lanes.v[low * LANES : high * LANES])
+            filled = take_entries(
+                used & ~int(sure), high - low, problem.penalty.lam, problem.prune, some, self._features, self._children,
+                self._values,
+            )  # fmt: skip
+            features = self._features[:filled] + np.int32(low)
+            self._writers["features"].append(features if names is None else names[features])
+            self._writers["children"].append(self._children[:filled].astype(np.int32) + np.int32(first))
+            self._writers["values"].append(self._values[:filled])
+            self._count += filled
         learned, known = ((bits >> np.arange(n)) & 1 > 0 for bits in (used, int(sure)))
         bias = np.where(learned, lanes.v0[:n], np.float32(-np.inf))
         self._writers["bias"].append(np.where(known, np.float32(SURE), bias))
-        self._count += filled
 
     def take_alone(self) -> None:
         """The only child of a parent, a node: its z is 1 and so its path is the parent's."""
@@ -293,161 +289,3 @@ def sized(lanes: Lanes, n: int, n_features: int) -> Lanes:
         v=lanes.v[: n_features * LANES], alpha=lanes.alpha[: n * LANES], positive=lanes.positive[:n], order=lanes.order[:n],
         quiet=lanes.quiet[:n],
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class RootJob:
-    """Children [first, last) of a root, or groups of the guide, on all rows, as they stream by.
-
-    LANES of them are solved beside each other. An epoch takes strips of neighbouring rows in an order that is drawn, GROUP at
-    a time (`kernels.order`), and visits those of their rows that are awake, in an order that is drawn too.
-    """
-
-    of: Shared
-    tree: int
-    first: int
-    last: int
-    out: str
-
-    @property
-    def key(self) -> str:
-        """The children."""
-        return f"solve/{self.tree}/0/{self.first}-{self.last}"
-
-    def run(self) -> Receipt:
-        """Solve, and write."""
-        dataset = self.of.dataset()
-        if self.tree == GUIDE:
-            level, nodes = LEVEL, read_groups(self.of.model, dataset.n_labels).astype(np.int32)
-            labels = np.empty(0, np.int64)
-        else:
-            structure = self.of.structure(self.tree, dataset.n_labels)
-            level, nodes, labels = structure.levels[0], structure.nodes_of_labels(0)[:, None], structure.order
-        problem = Problem.of(self.of.parameters, self.tree, level.last)
-        together = []
-        for first in range(self.first, self.last, LANES):
-            lanes = new_lanes(dataset.n_samples, dataset.n_features)
-            classes = self.of.label_weights(labels[first : first + LANES]) if level.last else ONCE.classes
-            used = self._mark(dataset, nodes, first, problem.penalty, classes, lanes)
-            steps = problem.steps(self.of.seed, self.tree, 0, 0, first)
-            together.append(_Group(first, min(LANES, self.last - first), lanes, used, steps))
-        strips = _Strips(dataset.X_rows(), self.of.row_weights(), together)
-        passes = strips.settle(problem, lambda epoch: problem.strips_key(self.of.seed, self.tree, epoch))
-        gaps = [] if self.first else strips.gaps(problem, together[0])  # the same whatever else this job has
-        with new_pack(Path(self.out)) as pack:
-            solution = Solution(pack, dataset.n_features, dataset.n_samples)
-            for group in together:
-                solution.take(group.used, group.n, group.first, None, problem, group.lanes)
-            solution.end_parent()
-            solution.close()
-        return {
-            "nnz": solution.nnz,
-            "bytes_read": strips.bytes_read,
-            "passes": passes + 1.0 * (not self.first),
-            "gaps": gaps,
-        }
-
-    def _mark(
-        self, dataset: Dataset, nodes: NDArray[np.int32], first: int, penalty: Penalty, classes: NDArray[np.float64],
-        lanes: Lanes,
-    ) -> int:  # fmt: skip
-        """Enter children first, first + 1, ... as `begin_lanes` does, from Y by rows; returns bits of those that have rows."""
-        no_rows = np.zeros(len(classes) + 1, np.int64) if len(classes) else np.zeros(1, np.int64)
-        begin_lanes(0, Labels(no_rows, np.empty(0, np.int32)), classes, penalty, lanes)
-        used = 0
-        for y in dataset.Y_rows().blocks(_BLOCK_BYTES):
-            some = lanes.positive[y.start : y.start + y.n]
-            mark_rows(Labels.of(y), nodes, first, some)
-            used |= int(np.bitwise_or.reduce(some, initial=0))
-        return used
-
-
-@dataclass
-class _Group:
-    """Children first, first + 1, ... beside each other. going: they have not settled; whole: all rows are visited."""
-
-    first: int
-    n: int
-    lanes: Lanes
-    used: int
-    steps: Steps
-    going: bool = True
-    whole: bool = True
-    n_awake: int = 0
-
-
-class _Strips:
-    """All rows in strips, for some groups of children."""
-
-    def __init__(self, X: SparseMatrix, of_rows: RowWeights, together: list[_Group]) -> None:
-        self._X, self._n, self._of_rows, self._together = X, X.n_lines, of_rows, together
-        self._bits = bits_of_strips(X)
-
-    @property
-    def bytes_read(self) -> int:
-        """Of X."""
-        return self._X.bytes_read
-
-    def settle(self, problem: Problem, key: Callable[[int], np.uint64]) -> float:
-        """As `settle_lanes`, of each group; returns how often all rows were read. key: of the strips of an epoch."""
-        n_strips, n_read = -(-self._n >> self._bits), 0
-        slots = np.empty(n_strips, np.int64)
-        for group in self._together:
-            group.lanes.quiet[:], group.going = 0, group.used > 0
-        for epoch in range(problem.epochs):
-            going = [group for group in self._together if group.going]
-            if not going:
-                break
-            strip_slots(n_strips, key(epoch), slots)
-            for group in going:
-                group.lanes.met[:], group.n_awake = 0, 0
-            by_slot = np.argsort(slots)
-            for number, first in enumerate(range(0, n_strips, GROUP)):
-                n_read += self._visit(np.sort(by_slot[first : first + GROUP]), going, problem, number, epoch)
-            for group in going:
-                self._end_epoch(group)
-        return float(n_read / max(self._n, 1))
-
-    def _visit(self, strips: NDArray[np.int64], going: list[_Group], problem: Problem, number: int, epoch: int) -> int:
-        """Visit the rows of some strips; returns how many were read."""
-        stop_if_unwanted()
-        rows = ((strips << self._bits)[:, None] + np.arange(1 << self._bits)).ravel()
-        rows = rows[rows < self._n]
-        awake = [group.lanes.quiet[rows] < QUIET for group in going]
-        rows = rows[np.logical_or.reduce(awake)]
-        if not len(rows):
-            return 0
-        x, weights, squares = CSR.of(self._X.gather(rows)), self._of_rows.of(rows), np.empty(len(rows))
-        row_squares(x.indptr, x.values, 1.0, squares)
-        for group in going:
-            order = np.flatnonzero(group.lanes.quiet[rows] < QUIET)
-            mine, n = group.lanes._replace(order=order), len(order)
-            shuffle_awake(0, n, np.uint64(key_of(group.steps.seed, 1, number, epoch)), mine)
-            group.n_awake += visit_lanes(
-                x, squares, weights, rows, problem.penalty, np.uint16(group.used), n, problem.rule, mine
-            )
-        return len(rows)
-
-    def gaps(self, problem: Problem, group: _Group) -> list[float]:
-        """Relative duality gaps of a group's children, by one more pass."""
-        figures, lanes = np.zeros((LANES, 2)), group.lanes
-        for block in self._X.blocks(_BLOCK_BYTES):
-            stop_if_unwanted()
-            rows, mine = np.arange(block.start, block.start + block.n), slice(block.start, block.start + block.n)
-            x, squares = CSR.of(block), np.empty(block.n)
-            row_squares(x.indptr, x.values, 1.0, squares)
-            some = lanes._replace(
-                alpha=lanes.alpha[block.start * LANES : mine.stop * LANES], positive=lanes.positive[mine],
-                order=lanes.order[: block.n],
-            )  # fmt: skip
-            measure_rows(x, squares, self._of_rows.of(rows), problem.penalty, some, figures)
-        measure_weights(problem.penalty.lam, lanes, figures)
-        return relative_gaps(group.used, figures)
-
-    def _end_epoch(self, group: _Group) -> None:
-        if group.lanes.met[:LANES].max() <= group.steps.tol or not group.n_awake:
-            group.going = not group.whole
-            group.whole = True
-            group.lanes.quiet[:] = QUIET - 1
-        else:
-            group.whole = group.n_awake == self._n

@@ -23,14 +23,14 @@ READ_WEIGHTS = 1 << 18  # that are read at a time
 
 @dataclass(frozen=True)
 class UnitJob:
-    """Write a unit of the model. parts: what was left by the jobs that solved its parents, in order.
+    """Write a unit of the model. parts: what was left of its parents, in order: one pack of several, or several packs of one.
 
     most: weights that are put into records at a time.
     """
 
     of: Shared
     unit: Unit
-    parts: tuple[str, ...]
+    parts: tuple[tuple[str, ...], ...]
     most: int
 
     @property
@@ -44,9 +44,9 @@ class UnitJob:
         level = LEVEL
         if unit != GUIDE_UNIT:
             level = self.of.structure(unit.tree, dataset.n_labels).levels[unit.level]
-        parts = [_Part(part) for part in self.parts]
-        bias = np.concatenate([part.bias for part in parts])
-        parents = (source for part in parts for source in part.parents()) if unit.level else [_root(parts)]
+        parts = [[_Part(pack) for pack in packs] for packs in self.parts]
+        bias = np.concatenate([part.bias for of_parents in parts for part in of_parents])
+        parents = itertools.chain.from_iterable(map(_parents, parts))
         made = write_unit(unit.path(self.of.model), unit, level, dataset.n_features, bias, parents, self.most)
         return {**made, "name": unit.name}
 
@@ -76,6 +76,9 @@ class _Part:
             yield Weights(*(array.read(begin, min(begin + READ_WEIGHTS, high)) for array in self._arrays))
 
 
-def _root(parts: Sequence[_Part]) -> Source:
-    """All parts have children of the one parent."""
-    return Source(sum(part.n for part in parts), lambda: (some for part in parts for some in part.windows(0, part.n)))
+def _parents(parts: Sequence[_Part]) -> Iterator[Source]:
+    """Those of one pack; or the one parent whose children several have."""
+    if len(parts) == 1:
+        return parts[0].parents()
+    windows = lambda: (some for part in parts for some in part.windows(0, part.n))  # noqa: E731
+    return iter([Source(sum(part.n for part in parts), windows)])
