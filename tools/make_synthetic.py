@@ -49,6 +49,7 @@ UP = 0.75, 0.2  # with a tree: share of a sample's further labels from the first
 LABELS, WORDS = 2**20, 2**40  # with a tree: numbers of a row's first draw of a label, and of a word
 OF_EACH_LABEL = 3  # split of a tree's rows to be counted that are there for their first label
 GAMMA = 0x9E3779B97F4A7C15
+KS = 1, 3, 5
 
 Rows = tuple[NDArray[Any], ...]  # indptr, indices, data of X; indptr, indices of Y
 
@@ -287,6 +288,36 @@ class _TreeGenerator(_Generator):
         return ranks
 
     def _block(self, split: int, block: int) -> Rows:
+        return self._matrices(*self._drawn(split, block))
+
+    def best(self, split: int, n_samples: int) -> dict[str, float]:
+        """P@k, in per cent, of who sees which labels the first rows of a split mention, and in which order.
+
+        Not which one is not given: the first (HELD_BACK of the rows), or the last.
+        """
+        found = np.zeros(max(KS))
+        for start in range(0, n_samples, self.block_rows):
+            _, _, labels, mentioned, held_back = self._drawn(split, start // self.block_rows)
+            row = np.repeat(np.arange(len(mentioned)), mentioned)
+            lasts = np.cumsum(mentioned) - 1
+            firsts = lasts - mentioned + 1
+            sure, given = np.full(len(labels), 2), np.ones(len(labels), np.bool_)
+            sure[firsts], sure[lasts] = 1, 0
+            given[np.where(held_back, firsts, lasts)] = False
+            pairs, of = np.unique(row * self.n_labels + labels, return_inverse=True)
+            likely, true = np.zeros(len(pairs), np.int64), np.zeros(len(pairs), np.bool_)
+            np.add.at(likely, of, sure)  # who is mentioned twice is given
+            np.logical_or.at(true, of, given)
+            row = pairs // self.n_labels
+            order = np.lexsort((-likely, row))
+            place = np.arange(len(row)) - np.searchsorted(row, row)
+            row, true = row[order], true[order]
+            inside = (place < len(found)) & (row < n_samples - start)
+            found += np.bincount(place[inside], true[inside], len(found))
+        return {f"P@{k}": round(float(100 * found[:k].sum() / (k * max(n_samples, 1))), 2) for k in KS}
+
+    def _drawn(self, split: int, block: int) -> tuple[Any, ...]:
+        """What `_matrices` makes the rows of a block from."""
         n = self.block_rows
         rows = np.arange(block * n, (block + 1) * n)
         key = _mix(np.array([self.seed], np.uint64)) ^ np.uint64(split)
@@ -316,7 +347,7 @@ class _TreeGenerator(_Generator):
         level[:, ::2] = self._depth
         node = ranks[which + (np.cumsum(mentioned) - mentioned)[:, None]] % self._nodes[level]
         cells[:, ::2] = self._feature_ids[self._owned_ranks(level, node, slot)]
-        return self._matrices(cells, lengths, self._label_ids[ranks], mentioned, held_back)
+        return cells, lengths, self._label_ids[ranks], mentioned, held_back
 
 
 def _cut(blocks: Iterator[Rows], nnz: int) -> Iterator[Rows]:
@@ -522,6 +553,8 @@ def make_synthetic(
         summary.update(dataset=str(path), test=str(paths[1]) if n_test_samples else None, n_samples=int(sizes[0, 0]))
         summary.update(n_test_samples=n_test_samples, n_features=n_features, n_labels=n_labels)
         summary.update(nnz_features=int(sizes[0, 1]), nnz_labels=int(sizes[0, 2]), nnz_test_features=int(sizes[1, 1]))
+        if n_test_samples and isinstance(generator, _TreeGenerator):
+            summary.update(best=generator.best(1, n_test_samples))
         summary.update(seconds=round(time.perf_counter() - began, 3), peak_rss=peak_resident())
     return path
 

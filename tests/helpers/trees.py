@@ -78,8 +78,12 @@ def run_tree(
     dataset: Dataset, folder: Path, p: TreeParameters, seed: int = 0, plan: MemoryPlan = PLAN, notes: Notes | None = None,
     given: Given | None = None,
 ) -> Trained:  # fmt: skip
-    """Train, one job after another in this thread. notes: of a run that goes on; given: weights."""
-    work, jobs = folder / "model.partial", list[Job]()
+    """Train, one job after another in this thread. notes: of a run that goes on; given: weights.
+
+    What the run removes on its way is there again behind it.
+    """
+    work, jobs, kept = folder / "model.partial", list[Job](), folder / "kept"
+    kept.mkdir(parents=True, exist_ok=True)
     notes = Notes() if notes is None else notes
     begin_model(work)
     if given is not None:
@@ -95,9 +99,22 @@ def run_tree(
                 return end.value  # type: ignore[no-any-return]
             jobs.extend(phase.jobs)
             receipts = yield phase
+            for pack in packs_of(phase.jobs):
+                if pack.is_file() and not (link := kept / f"{pack.parent.name}-{pack.name}").exists():
+                    link.hardlink_to(pack)
 
     result = run_here(watched(), notes)
+    for pack in packs_of(jobs):
+        if not pack.exists() and (link := kept / f"{pack.parent.name}-{pack.name}").exists():
+            pack.hardlink_to(link)
     return Trained(dataset, work, p, seed, jobs, result)
+
+
+def packs_of(jobs: Iterable[Job]) -> Iterator[Path]:
+    """What jobs leave."""
+    for job in jobs:
+        if hasattr(job, "out"):
+            yield Path(job.out)
 
 
 def flat(lists: Iterable[Iterable[int]]) -> list[int]:

@@ -48,7 +48,7 @@ class LowRankModel(LowRankFactors, Model):
         """Predict, and evaluate, a few rows by small factors."""
         return ScoreWarmUp()
 
-    def held_needs(self) -> dict[str, int]:
+    def held_needs(self, room: int) -> dict[str, int]:
         """Both factors."""
         width = lanes(self.rank)
         return {
@@ -57,7 +57,7 @@ class LowRankModel(LowRankFactors, Model):
             "ranking": 4 * HELD_ROWS * (width + self.rank) + 8 * BLOCK * BLOCK,
         }
 
-    def hold(self) -> HeldFactors:
+    def hold(self, room: int) -> HeldFactors:
         """Both factors."""
         return HeldFactors(self)
 

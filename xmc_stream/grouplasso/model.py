@@ -106,7 +106,7 @@ class RowSparseModel(RowSparseWeights, Model):
         """Predict, and evaluate, a few rows by a few rows of W."""
         return RowsWarmUp()
 
-    def held_needs(self) -> dict[str, int]:
+    def held_needs(self, room: int) -> dict[str, int]:
         """All rows of W."""
         return {
             "tiles": 4 * self.n_selected * self.n_labels,
@@ -115,7 +115,7 @@ class RowSparseModel(RowSparseWeights, Model):
             "ranking": BLOCK_ROWS * (4 * min(MOST_CLASSES, self.n_labels) + ROW_BYTES),
         }
 
-    def hold(self) -> HeldRows:
+    def hold(self, room: int) -> HeldRows:
         """All rows of W."""
         return HeldRows(self)
 

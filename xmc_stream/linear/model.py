@@ -71,13 +71,13 @@ class LinearModel(LinearWeights, Model):
         fours = self.n_features <= MOST_FEATURES
         return LinearWarmUp(evaluate, Guide.of(self).clusterings > 0, ImpliedLabels.of(self).pairs > 0, fours)
 
-    def held_needs(self) -> dict[str, int]:
+    def held_needs(self, room: int) -> dict[str, int]:
         """All tiles."""
         from xmc_stream.linear.predict import held_needs
 
         return held_needs(self)
 
-    def hold(self) -> HeldTiles:
+    def hold(self, room: int) -> HeldTiles:
         """All tiles."""
         from xmc_stream.linear.predict import HeldTiles
 

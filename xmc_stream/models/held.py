@@ -147,12 +147,13 @@ def _held(model: Model, execution: Execution) -> _Kept | None:
                 return None
             now = model.reopened()
             now.warm_up().run()
-            needs = now.held_needs()
-            if sum(needs.values()) > limit.budget() // _SHARE:
+            room = limit.budget() // _SHARE
+            needs = now.held_needs(room)
+            if sum(needs.values()) > room:
                 return None
             for job in now.check_jobs():
                 job.run()
-            held = now.hold()
+            held = now.hold(room)
             if stamp == _stamp(model):  # else it was replaced meanwhile
                 _kept[model] = _Kept(stamp, now, held, needs["ranking"])
                 return _kept[model]

@@ -87,8 +87,13 @@ class Kind(StoredModel, ABC):
         """
 
     @abstractmethod
-    def held_needs(self) -> dict[str, int]:
+    def held_needs(self, room: int) -> dict[str, int]:
         """What `hold` takes, and ranking `HELD_ROWS` rows by it.
+
+        Parameters
+        ----------
+        room : int
+            Bytes that there are. A kind that can do with less memory says what it takes then.
 
         Returns
         -------
@@ -97,8 +102,13 @@ class Kind(StoredModel, ABC):
         """
 
     @abstractmethod
-    def hold(self) -> Held:
-        """The whole model in memory, to predict with in the calling thread.
+    def hold(self, room: int) -> Held:
+        """The model, in memory as far as there is room, to predict with in the calling thread.
+
+        Parameters
+        ----------
+        room : int
+            As of `held_needs`.
 
         Returns
         -------

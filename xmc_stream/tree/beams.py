@@ -25,7 +25,7 @@ from xmc_stream.tree.kernels.beam import Beams, go_down, pairs_by_node
 from xmc_stream.tree.kernels.records import Panels
 from xmc_stream.tree.kernels.rows import draw_others
 from xmc_stream.tree.kernels.whole import go_down_to_all
-from xmc_stream.tree.nodes import UnitTiles, met, shared_units
+from xmc_stream.tree.nodes import UnitTiles, shared_units
 from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.structure import Level
 
@@ -107,9 +107,7 @@ class BeamJob:
         domain = TREE_ROWS + (self.tree << 8) + self.level
 
         def units(ptr: NDArray[np.int64]) -> Iterable[Panels]:
-            return shared_units(
-                self.of.model, level, dataset.n_features, met(self.tiles, ptr), self.cache_bytes
-            )  # fmt: skip
+            return shared_units(self.of.model, level, dataset.n_features, self.tiles, ptr, self.cache_bytes)
 
         for x, y in stream((X, Y), self.block_bytes, self.start, self.stop, BLOCK_ROWS):
             stop_if_unwanted()

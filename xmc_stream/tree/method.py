@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import IMPLIED
-from xmc_stream.methods.contract import Forecast, Method, Task
+from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.start import STARTED
 from xmc_stream.methods.weights import check_given
 from xmc_stream.runtime.job import Job, Ledger, Receipt
@@ -25,7 +25,7 @@ from xmc_stream.tree.guide import N_GROUPS, groups_path
 from xmc_stream.tree.kernels.vectors import nearest
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.plan import Shape, cut_children, least_needs, plan_tree, shape_of
-from xmc_stream.tree.run import TreeRun, key_of_state
+from xmc_stream.tree.run import TreeRun, key_of_state, made_from
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.solve import GUIDE_EPOCHS
 from xmc_stream.tree.start import refuse_start
@@ -151,6 +151,15 @@ class TreeMethod(Method):
         if folder.parent.name == "units":
             return f"structure/{name.removeprefix('tree-')}" if name.startswith("tree-") else f"finalise/{name}"
         return key_of_state(folder)
+
+    def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
+        """With a shape or a unit all jobs whose packs it was made from: these are gone when it is written."""
+        done, found = [*keys], list[Redo | str]()
+        for redo in super().redo(work, damaged, done, warm_start):
+            if isinstance(redo, Redo):
+                redo = replace(redo, undo=[*redo.undo, *made_from(redo.key, done)])
+            found.append(redo)
+        return found
 
     def summary(self, report: Any) -> list[str]:
         """Which C was chosen, and how far from their optimum children were left."""

@@ -73,13 +73,13 @@ class TreeModel(TreeWeights, Model):
         """Predict, and evaluate, a few rows by small trees."""
         return TreesWarmUp()
 
-    def held_needs(self) -> dict[str, int]:
-        """All trees."""
-        return held_needs(self)
+    def held_needs(self, room: int) -> dict[str, int]:
+        """All trees; where there is no room, what says where nodes lie on disk."""
+        return held_needs(self, room)
 
-    def hold(self) -> HeldTrees:
-        """All trees."""
-        return HeldTrees(self)
+    def hold(self, room: int) -> HeldTrees:
+        """The same."""
+        return HeldTrees(self, room)
 
     def ranking(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]

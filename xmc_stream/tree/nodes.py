@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.runtime.plan import fitting_ranges
-from xmc_stream.store.chunks import open_array
+from xmc_stream.store.chunks import ChunkedArray, described, open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store, write_arrays
 from xmc_stream.store.model import CHUNK_BYTES
 from xmc_stream.tree.kernels.records import (
@@ -40,6 +40,8 @@ FEATURE_BYTES = 5  # of a feature meanwhile
 LEAST_WEIGHTS = 1 << 16  # that are put into records at a time, at least
 _SLICE_BITS = 16  # of hashes: which slice of them comes first
 CHILDREN = 1 << 13  # of a unit, about
+_MANY = 8  # one parent in so many is few
+OPEN_BYTES = 64  # of a child, at most, of an `OpenUnit`
 _ARRAYS = {
     "bits": np.uint8, "offsets": np.uint32, "starts": np.int64, "records": np.uint8, "bias": np.float32,
     "scale": np.float32,
@@ -59,6 +61,11 @@ class Unit:
     def name(self) -> str:
         """In keys of jobs, and of its folder."""
         return "guide-0-0" if self.tree == GUIDE else f"{self.tree}-{self.level}-{self.first}"
+
+    @property
+    def key(self) -> str:
+        """Of the job that writes it."""
+        return f"finalise/{self.name}"
 
     def path(self, model: Path) -> Path:
         """Where it lies."""
@@ -157,29 +164,66 @@ class _Packer:
         return bits, size, nnz
 
 
+class OpenUnit:
+    """A unit on disk, whose parents are read as they are asked for. What is small is in memory, see `OPEN_BYTES`.
+
+    Threads may share it. Raises StoreError where it cannot be one of the level, here or as it is read.
+    """
+
+    def __init__(self, model: Path, unit: Unit, level: Level, n_features: int) -> None:
+        self._path, self._unit, self._word = unit.path(model), unit, hash_bits(n_features)
+        self._panels, self._children = unit.panels(level)
+        n_children, n_panels = int(self._children[-1] - self._children[0]), len(self._children) - 1
+        self._large = {name: described(self._path / name) for name in ("offsets", "records")}
+        sizes = {"bits": n_panels, "starts": n_panels + 1, "bias": n_children, "scale": n_children}
+        arrays = {name: open_array(self._path / name) for name in sizes}
+        whole = all(array.size == sizes[name] for name, array in arrays.items())
+        whole = whole and all(self._array(name).dtype == _ARRAYS[name] for name in self._large)
+        if not whole or any(array.dtype != _ARRAYS[name] for name, array in arrays.items()):
+            raise self._damaged()
+        self._bits, self._starts, self._bias, self._scale = (array.read(0, array.size) for array in arrays.values())
+        self._buckets = np.concatenate([[0], np.cumsum((1 << self._bits.astype(np.int64)) + 1)])
+        ends = self._array("offsets").size, self._array("records").size
+        in_order = self._starts[0] == 0 and (np.diff(self._starts) >= 0).all() and (self._bits <= self._word).all()
+        if not in_order or ends != (self._buckets[-1], self._starts[-1]):
+            raise self._damaged()
+
+    def _array(self, name: str) -> ChunkedArray:
+        return ChunkedArray(self._large[name])  # a new one each time: no two threads have the same
+
+    def _damaged(self) -> StoreError:
+        return StoreError(f"{self._path} is no unit of the tree: it is damaged; train the model again")
+
+    def read(self, first: int, last: int) -> Panels:
+        """Parents [first, last) of the level, in memory."""
+        low, high = (int(self._panels[parent - self._unit.first]) for parent in (first, last))
+        panels = self._panels[first - self._unit.first : last - self._unit.first + 1] - low
+        children, bits = self._children[low : high + 1], self._bits[low:high]
+        buckets, starts = self._buckets[low : high + 1], self._starts[low : high + 1]
+        offsets = self._array("offsets").read(int(buckets[0]), int(buckets[-1]))
+        records = self._array("records").read(int(starts[0]), int(starts[-1]))
+        buckets, starts = buckets - buckets[0], starts - starts[0]
+        whole = _in_order(buckets, offsets, starts) and are_records(
+            np.diff(children), buckets, offsets, starts, records
+        )
+        if not whole:
+            raise self._damaged()
+        mine = slice(int(children[0] - self._children[0]), int(children[-1] - self._children[0]))
+        of_children = self._bias[mine], self._scale[mine]
+        return Panels(first, self._word, panels, children, bits, buckets, offsets, starts, records, *of_children)
+
+    def met(self, ptr: NDArray[np.int64]) -> Iterator[Panels]:
+        """The parents that have a row, those beside each other together. ptr: where the rows of each parent begin."""
+        first, last = self._unit.first, self._unit.last
+        some = np.flatnonzero(np.diff(ptr[first : last + 1])) + first
+        begins = np.flatnonzero(np.diff(some, prepend=-2) != 1)
+        for begin, end in zip(begins, np.append(begins[1:], len(some)), strict=True):
+            yield self.read(int(some[begin]), int(some[end - 1]) + 1)
+
+
 def read_unit(model: Path, unit: Unit, level: Level, n_features: int) -> Panels:
     """A unit in memory. Raises StoreError where it cannot be one of the level."""
-    path, (panels, children) = unit.path(model), unit.panels(level)
-    arrays = {name: open_array(path / name) for name in _ARRAYS}
-    read = {name: array.read(0, array.size) for name, array in arrays.items()}
-    n_children, n_panels, word = int(children[-1] - children[0]), len(children) - 1, hash_bits(n_features)
-    sizes = {"bits": n_panels, "starts": n_panels + 1, "bias": n_children, "scale": n_children}
-    whole = all(read[name].dtype == kind for name, kind in _ARRAYS.items())
-    whole = (
-        whole and all(len(read[name]) == size for name, size in sizes.items()) and bool((read["bits"] <= word).all())
-    )
-    if whole:
-        buckets = np.concatenate([[0], np.cumsum((1 << read["bits"].astype(np.int64)) + 1)])
-        whole = len(read["offsets"]) == buckets[-1] and _in_order(buckets, read)
-    if whole:
-        sizes_of_panels = np.diff(children)
-        whole = are_records(sizes_of_panels, buckets, read["offsets"], read["starts"], read["records"])
-    if not whole:
-        raise StoreError(f"{path} is no unit of the tree: it is damaged; train the model again")
-    return Panels(
-        unit.first, word, panels, children, read["bits"], buckets, read["offsets"], read["starts"], read["records"],
-        read["bias"], read["scale"],
-    )  # fmt: skip
+    return OpenUnit(model, unit, level, n_features).read(unit.first, unit.last)
 
 
 UnitTiles = Sequence[tuple[Unit, int]]  # units of a level, and their bytes in memory
@@ -202,25 +246,31 @@ def met(tiles: UnitTiles, ptr: NDArray[np.int64]) -> list[tuple[Unit, int]]:
     return [(unit, size) for unit, size in tiles if ptr[unit.first] < ptr[unit.last]]
 
 
-def shared_units(model: Path, level: Level, n_features: int, tiles: UnitTiles, cache_bytes: int) -> Iterator[Panels]:
-    """Units of a level in turn, which the threads of a process share in memory."""
+def shared_units(
+    model: Path, level: Level, n_features: int, tiles: UnitTiles, ptr: NDArray[np.int64], cache_bytes: int
+) -> Iterator[Panels]:
+    """Units of a level in turn, of those that are `met`, which the threads of a process share in memory.
+
+    Of a unit of which few parents are met these are read alone.
+    """
     cache = shared_cache(cache_bytes)
-    for unit, size in tiles:
+    for unit, size in met(tiles, ptr):
+        if _MANY * np.count_nonzero(np.diff(ptr[unit.first : unit.last + 1])) <= unit.last - unit.first:
+            yield from OpenUnit(model, unit, level, n_features).met(ptr)
+            continue
         read = partial(read_unit, model, unit, level, n_features)
         with cache.use((str(model), unit), size, lambda read=read: Tile(read())) as tile:  # type: ignore[misc]
             yield tile.panels
 
 
-def _in_order(buckets: NDArray[np.int64], read: dict[str, NDArray[Any]]) -> bool:
-    """Whether records of each bucket begin where those before end, and those of each panel."""
-    starts, offsets = read["starts"], read["offsets"].astype(np.int64)
-    steps = np.diff(offsets)
+def _in_order(buckets: NDArray[np.int64], offsets: NDArray[np.uint32], starts: NDArray[np.int64]) -> bool:
+    """Whether records of each bucket begin where those before end, and those of a panel end where those of the next begin."""
+    steps = np.diff(offsets.astype(np.int64))
     inside = np.ones(len(steps), np.bool_)
     inside[buckets[1:-1] - 1] = False  # from the last place of a panel to the first of the next
-    sizes = np.diff(starts)
     return bool(
-        (steps[inside] >= 0).all() and (offsets[buckets[:-1]] == 0).all() and (offsets[buckets[1:] - 1] == sizes).all()
-        and starts[0] == 0 and starts[-1] == len(read["records"])
+        (steps[inside] >= 0).all() and (offsets[buckets[:-1]] == 0).all()
+        and (offsets[buckets[1:] - 1] == np.diff(starts)).all()
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES
 from xmc_stream.tree.guide import LEVEL, NO_GROUPS, read_groups
 from xmc_stream.tree.kernels.beam import Best, fill_up, order_ties
 from xmc_stream.tree.kernels.records import Panels
-from xmc_stream.tree.nodes import GUIDE, Unit, UnitTiles, met, read_unit, shared_units, structure_path
+from xmc_stream.tree.nodes import GUIDE, OPEN_BYTES, OpenUnit, Unit, UnitTiles, met, shared_units, structure_path
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.run import TreeRun
 from xmc_stream.tree.scoring import LIST, UNREACHED, Scorer
@@ -58,6 +58,7 @@ from xmc_stream.tree.structure import NODE_BYTES, Structure
 COUNTED = 200  # labels of a row, the best, that an evaluation looks at, at least
 _LABEL_BYTES = 64  # of the shapes of a tree, and what goes with a label
 _LEAST_ROWS, _LEAST_BYTES = 256, 4 * MIB  # of rows that go down together, at least: so many, or that they take so much
+_MORE = 16  # times the rows of a block, where weights do not stay in memory
 _ROW_NS, _NODES = 5e4, 10  # of a row and so many nodes of its beam, about
 
 
@@ -114,8 +115,12 @@ class TreeWeights(StoredModel):
 
     def unit(self, unit: Unit, structures: list[Structure]) -> Panels:
         """A unit in memory."""
+        return self.open_unit(unit, structures).read(unit.first, unit.last)
+
+    def open_unit(self, unit: Unit, structures: list[Structure]) -> OpenUnit:
+        """A unit on disk."""
         level = LEVEL if unit.tree == GUIDE else structures[unit.tree].levels[unit.level]
-        return read_unit(self.path, unit, level, self.n_features)
+        return OpenUnit(self.path, unit, level, self.n_features)
 
 
 @dataclass(frozen=True)
@@ -131,12 +136,19 @@ class TreesPlan(StreamPlan):
 
 
 class OpenTrees:
-    """Trees that are read as they are needed, or held. counts: training rows of each label."""
+    """Trees that are read as they are needed, or held. counts: training rows of each label.
 
-    def __init__(self, model: TreeWeights, beam: int, cache_bytes: int | None, raw: bool = False) -> None:
+    cache_bytes: of units in memory, which the threads of a process share. None: this has its own, all of them, or with
+    in_memory=False open ones, of which parents are read as they are met.
+    """
+
+    def __init__(
+        self, model: TreeWeights, beam: int, cache_bytes: int | None, raw: bool = False, in_memory: bool = True
+    ) -> None:
         self.model, self.structures, self._cache = model, model.structures(), cache_bytes
-        held = {} if cache_bytes is not None else {unit: model.unit(unit, self.structures) for unit, _ in model.tiles}
-        self._held = held
+        own = model.tiles if cache_bytes is None else []
+        self._held = {unit: model.unit(unit, self.structures) for unit, _ in own if in_memory}
+        self._open = {unit: model.open_unit(unit, self.structures) for unit, _ in own if not in_memory}
         self._tiles: dict[tuple[int, int], list[tuple[Unit, int]]] = defaultdict(list)
         for unit, size in model.tiles:
             self._tiles[unit.tree, unit.level].append((unit, size))
@@ -150,11 +162,14 @@ class OpenTrees:
         self._implied = implied.read() if implied.pairs and not raw else None
 
     def _units(self, tree: int, level: int, ptr: NDArray[np.int64]) -> Iterable[Panels]:
-        tiles = met(self._tiles[tree, level], ptr)
-        if self._cache is None:
-            return [self._held[unit] for unit, _ in tiles]
-        of_level = LEVEL if tree == GUIDE else self.structures[tree].levels[level]
-        return shared_units(self.model.path, of_level, self.model.n_features, tiles, self._cache)
+        tiles = self._tiles[tree, level]
+        if self._cache is not None:
+            of_level = LEVEL if tree == GUIDE else self.structures[tree].levels[level]
+            return shared_units(self.model.path, of_level, self.model.n_features, tiles, ptr, self._cache)
+        units = [unit for unit, _ in met(tiles, ptr)]
+        if self._held:
+            return [self._held[unit] for unit in units]
+        return (panels for unit in units for panels in self._open[unit].met(ptr))
 
     def best(self, x: CSR, barred: Labels, k: int) -> Best:
         """The k best labels of each row; where the model is calibrated, of the COUNTED best by their own scores."""
@@ -227,10 +242,11 @@ def row_auc(model: OpenTrees, x: CSR, y: Block, barred: Labels) -> int:
 
 
 class HeldTrees:
-    """All trees in memory."""
+    """All trees in memory, or what says where the weights of nodes lie on disk. room: bytes."""
 
-    def __init__(self, model: TreeWeights) -> None:
-        self._trees, self._rows = OpenTrees(model, model.width, None), _held_rows(model)
+    def __init__(self, model: TreeWeights, room: int) -> None:
+        in_memory = sum(_all_needs(model).values()) <= room
+        self._trees, self._rows = OpenTrees(model, model.width, None, in_memory=in_memory), _held_rows(model)
 
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
@@ -251,8 +267,17 @@ def _least_rows(of_row: int) -> int:
     return max(1, min(_LEAST_ROWS, _LEAST_BYTES // of_row))
 
 
-def held_needs(model: TreeWeights) -> dict[str, int]:
+def held_needs(model: TreeWeights, room: int) -> dict[str, int]:
     """See `Model.held_needs`."""
+    needs = _all_needs(model)
+    if sum(needs.values()) <= room:
+        return needs
+    children = sum(map(sum, model.levels))
+    largest = max(size for _, size in model.tiles)
+    return {**needs, "trees": model.shape_bytes + OPEN_BYTES * children, "nodes that a row reaches": largest}
+
+
+def _all_needs(model: TreeWeights) -> dict[str, int]:
     return {
         "trees": sum(size for _, size in model.tiles) + model.shape_bytes,
         "ranking": 4 * MIB + _held_rows(model) * model.width * ROW_BYTES,
@@ -295,15 +320,18 @@ class TreeTask(RankingTask):
         plan.refuse_unless({**fixed, **smallest}, f"predicting on {t} threads")
         left = plan.budget - sum(fixed.values())
         total = sum(size for _, size in model.tiles) + t * largest
-        cache = total if total <= left * 3 // 4 else max(t * largest, left // 2)
-        share = (left - cache) // t
-        rows = max(_least_rows(of_row), min(BLOCK_ROWS, share // 2 // of_row))
-        row_bytes = max(least, min(32 * MIB, share // (8 if self.pairs else 4)))
-        chunks = max(1, -(-self.dataset.n_samples // CHUNK_ROWS) // (4 * t * plan.processes))
+        keeps = total <= left * 3 // 4
+        # else every unit is read for each block of rows: the more rows, the better
+        cache = total if keeps else max(t * largest, min(4 * t * largest, left // 2))
+        share, most = (left - cache) // t, 1 if keeps else _MORE
+        rows = max(_least_rows(of_row), min(most * BLOCK_ROWS, share // 2 // of_row))
+        row_bytes = max(least, min(32 * most * MIB, share // (8 if self.pairs else 4)))
+        jobs = t * plan.processes * (4 if keeps else 1)
+        chunks = max(1, -(-self.dataset.n_samples // CHUNK_ROWS) // jobs)
         chunks = min(chunks, max(1, 64 * MIB // (CHUNK_ROWS * self.k * RESULT_BYTES)))
         while chunks > 1 and t * chunks * CHUNK_ROWS * self.k * RESULT_BYTES > left // 8:
             chunks -= 1
-        return TreesPlan(chunks * CHUNK_ROWS, rows, row_bytes, cache, total <= cache, model.width, self.every)
+        return TreesPlan(chunks * CHUNK_ROWS, rows, row_bytes, cache, keeps, model.width, self.every)
 
     def reads_least(self, plan: MemoryPlan) -> bool:
         """Whether every unit is read once."""

@@ -5,7 +5,7 @@ The loop is a generator, as that of `ppdsparse.run`. All it decides comes from r
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from xmc_stream.methods.weights import Given
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.model import Model
 from xmc_stream.runtime.job import Loop, Phase, Receipt
-from xmc_stream.store.places import make_folder
+from xmc_stream.store.places import empty, make_folder, remove_tree
 from xmc_stream.tree.beams import BeamJob, row_ranges
 from xmc_stream.tree.choice import MOST_ROWS, ChoiceJob, DecisionJob, Pick, climbed, cut_picks, only, picks_of
 from xmc_stream.tree.given import given_tree
@@ -39,6 +39,7 @@ from xmc_stream.tree.units import UnitJob
 
 _KINDS = ("vectors", "split", "solve", "beam", "choice")  # of jobs that leave packs
 MARGIN = 0.1  # of implied labels
+_UNITS = 16  # of a level that are solved before they are written, or a part in so many of all
 _CLUSTERED = 0.08  # of a run: where the trees have their shapes
 Steps = Generator[Phase, list[Receipt], Any]
 
@@ -126,7 +127,11 @@ class TreeRun(TrainingRun):
         shapes = Shapes(
             self._of, self.dataset.n_labels, self._shape, self._sizes, guided, start, groups, self._state, _CLUSTERED
         )
-        first, *_ = yield from shapes.loop()
+        keys = [f"structure/{tree}" for tree in range(self.parameters.n_trees)] + ["groups"] * guided
+        done = [receipt for receipt in map(self.ledger.get, keys) if receipt is not None]
+        first, *_ = done if len(done) == len(keys) else (yield from shapes.loop())
+        for kind in ("vectors", "split"):  # which nobody needs any more
+            empty(self.work / "state" / kind)
         if not start:
             return {}
         say_matched(first, "places")
@@ -134,18 +139,21 @@ class TreeRun(TrainingRun):
 
     def _guide(self, progress: _Progress) -> Steps:
         """Solve and write the groups of the guide; returns the receipt of the unit."""
-        jobs = self._stream_jobs(GUIDE, 0, 0, N_GROUPS, self.dataset.n_samples, ())
-        solved = yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
-        self._note_gaps("groups", solved)
+        jobs = list[StreamJob]()
+        if self._unwritten(GUIDE_UNIT):
+            jobs = self._stream_jobs(GUIDE, 0, 0, N_GROUPS, self.dataset.n_samples, ())
+        yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
         job = UnitJob(self._of, GUIDE_UNIT, (tuple(job.out for job in jobs),), self._sizes.weights)
         (receipt,) = yield Phase(
             "guide written", [job], "writing groups of labels", progress.span(0.0, 0.0), twice=True
         )
+        self._remove(jobs)
+        self._note_gaps("groups", [receipt])
         return receipt
 
-    def _note_gaps(self, what: str, solved: list[Receipt]) -> None:
+    def _note_gaps(self, what: str, units: list[Receipt]) -> None:
         """Keep the relative duality gaps of some of the children that were solved."""
-        self._gaps.setdefault(what, []).extend(gap for receipt in solved for gap in receipt["gaps"] or ())
+        self._gaps.setdefault(what, []).extend(gap for receipt in units for gap in receipt["gaps"])
 
     def _level(
         self, tree: int, structure: Structure, level: Level, before: tuple[str, ...], progress: _Progress
@@ -155,26 +163,44 @@ class TreeRun(TrainingRun):
         if level.last and self._of.parameters.C is None:
             yield from self._choose(structure, level, before, progress)
         p = self._of.parameters
-        units = units_of(tree, level)
         rows = np.full(1, dataset.n_samples)
         if level.number:
             rows = rows_of_parents(dataset.label_counts(), structure.order, level, p, dataset.n_samples)
         row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
-        parts = [[*self._solve_jobs(unit, level, rows, row_entries, before)] for unit in units]
-        jobs = [job for of_unit in parts for of_parents in of_unit for job in of_parents]
-        what = "labels" if level.last else "nodes"
-        number = progress.done + 1
-        solved = yield Phase(
-            "solve", jobs, f"solving {level.n_children:,} {what}{self._tree(tree)}", progress.span(0.0, 0.7), unit="level",
-            number=number, gathers=level.number > 0, twice=True,
-        )  # fmt: skip
-        self._note_gaps("labels" if level.last else f"level {level.number + 1}", solved)
-        writes = [
-            UnitJob(self._of, unit, tuple(tuple(job.out for job in of) for of in of_unit), self._sizes.weights)
-            for unit, of_unit in zip(units, parts, strict=True)
-        ]
+        what = f"solving {level.n_children:,} {'labels' if level.last else 'nodes'}{self._tree(tree)}"
         words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"
-        return (yield Phase("finalise", writes, words, progress.span(0.7, 0.75), twice=True))
+        units, found = units_of(tree, level), list[Receipt]()
+        step = max(_UNITS, -(-len(units) // _UNITS))
+        for first in range(0, len(units), step):
+            some, part = units[first : first + step], 0.75 / len(units)
+            span = progress.span(part * first, part * (first + 0.9 * len(some)))
+            solves = [
+                [*self._solve_jobs(unit, level, rows, row_entries, before)] if self._unwritten(unit) else []
+                for unit in some
+            ]
+            jobs = [job for of_unit in solves for of_parents in of_unit for job in of_parents]
+            yield Phase(
+                "solve", jobs, what, span, unit="level", number=progress.done + 1, gathers=level.number > 0, twice=True
+            )
+            writes = [
+                UnitJob(self._of, unit, tuple(tuple(job.out for job in of) for of in of_unit), self._sizes.weights)
+                for unit, of_unit in zip(some, solves, strict=True)
+            ]
+            span = progress.span(part * (first + 0.9 * len(some)), part * (first + len(some)))
+            found += yield Phase("finalise", writes, words, span, twice=True)
+            self._remove(jobs)
+        self._note_gaps("labels" if level.last else f"level {level.number + 1}", found)
+        return found
+
+    def _unwritten(self, unit: Unit) -> bool:
+        """Whether the jobs have to be done that a unit is made from, which are gone when it is written."""
+        return self.ledger.get(unit.key) is None
+
+    @staticmethod
+    def _remove(jobs: Iterable[SolveJob | StreamJob]) -> None:
+        """What jobs left, which nobody needs any more."""
+        for job in jobs:
+            remove_tree(Path(job.out))
 
     def _choose(self, structure: Structure, level: Level, before: tuple[str, ...], progress: _Progress) -> Steps:
         """Choose C of the labels, and what the rows held out say of which labels are predicted."""
@@ -267,3 +293,22 @@ class TreeRun(TrainingRun):
 def key_of_state(pack: Path) -> str:
     """The key of the job that left a pack."""
     return f"{pack.parent.name}/{pack.name.replace('_', '/')}"
+
+
+def made_from(key: str, done: Sequence[str]) -> list[str]:
+    """Of jobs that are done those whose packs a shape or a unit was made from, which are removed when it is there.
+
+    key: of the job that made it.
+    """
+    kind, _, name = key.partition("/")
+    if kind in ("structure", "groups"):
+        return [other for other in done if other.startswith(("vectors/", "split/"))]
+    if kind != "finalise":
+        return []
+    tree, level, first = (GUIDE, 0, 0) if key == GUIDE_UNIT.key else map(int, name.split("-"))
+    found = []
+    for other in done:
+        kind, *numbers = other.split("/")
+        if kind == "solve" and numbers[:2] == [str(tree), str(level)] and int(numbers[2].split("-")[0]) >= first:
+            found.append(other)  # those of units behind it too: of these it is not known where they begin
+    return found

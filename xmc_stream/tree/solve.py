@@ -93,10 +93,10 @@ class Problem(NamedTuple):
 
 
 class Solution:
-    """Writes children as they are solved: a pack of `counts` of weights by parent, of weights by feature, of `bias`."""
+    """Writes children as they are solved: a pack of `counts` of weights by parent, of weights by feature, of `bias`, `gaps`."""
 
     def __init__(self, pack: PackWriter, n_features: int, n_samples: int) -> None:
-        self._n_samples = n_samples
+        self._pack, self._n_samples = pack, n_samples
         kinds = {
             "counts": np.int64,
             "features": np.int32,
@@ -145,8 +145,9 @@ class Solution:
         self._writers["counts"].append(np.array([self._count]))
         self.nnz, self._count = self.nnz + self._count, 0
 
-    def close(self) -> None:
-        """All parents were taken."""
+    def close(self, gaps: list[float]) -> None:
+        """All parents were taken. gaps: relative duality gaps of some children."""
+        self._pack.write("gaps", np.array(gaps, np.float64))
         for writer in self._writers.values():
             writer.close()
 
@@ -202,10 +203,10 @@ class SolveJob:
                     classes = self.of.label_weights(structure.order[first:last]) if level.last else ONCE.classes
                     at = np.searchsorted(rows, parents[number].rows)
                     solver.solve(x, at, Times(classes, of_lines(at, weights)), parents[number].y, steps)
-            solver.solution.close()
+            solver.solution.close(solver.gaps or [])
         n_rows = sum(len(parent.rows) for parent in parents)
         return {"nnz": solver.solution.nnz, "rows": n_rows, "bytes_read": X.bytes_read + Y.bytes_read,
-                "passes": n_rows / max(dataset.n_samples, 1), "gaps": solver.gaps}  # fmt: skip
+                "passes": n_rows / max(dataset.n_samples, 1)}  # fmt: skip
 
 
 def parents_of(

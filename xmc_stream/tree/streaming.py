@@ -89,9 +89,9 @@ class StreamJob:
             for group in groups:
                 solution.take(group.used, group.n, group.first, None, problem, group.lanes)
             solution.end_parent()
-            solution.close()
+            solution.close(gaps)
         passes = (n_read + strips.n * (not self.first)) / max(dataset.n_samples, 1)
-        return {"nnz": solution.nnz, "bytes_read": strips.bytes_read, "passes": passes, "gaps": gaps}
+        return {"nnz": solution.nnz, "bytes_read": strips.bytes_read, "passes": passes}
 
     def _children(self, dataset: Dataset) -> tuple[NDArray[np.int64] | None, _Mark, int, bool]:
         """The rows of the parent, None for all; what enters children; the first of them, in its level; are they labels?"""

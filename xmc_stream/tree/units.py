@@ -36,7 +36,7 @@ class UnitJob:
     @property
     def key(self) -> str:
         """The unit."""
-        return f"finalise/{self.unit.name}"
+        return self.unit.key
 
     def run(self) -> Receipt:
         """Read, pack, write."""
@@ -48,7 +48,11 @@ class UnitJob:
         bias = np.concatenate([part.bias for of_parents in parts for part in of_parents])
         parents = itertools.chain.from_iterable(map(_parents, parts))
         made = write_unit(unit.path(self.of.model), unit, level, dataset.n_features, bias, parents, self.most)
-        return {**made, "name": unit.name}
+        return {
+            **made,
+            "name": unit.name,
+            "gaps": [gap for of_parents in parts for part in of_parents for gap in part.gaps],
+        }
 
 
 class _Part:
@@ -56,9 +60,9 @@ class _Part:
 
     def __init__(self, path: str) -> None:
         self._arrays = [open_array(Path(path) / name) for name in ("features", "children", "values")]
-        counts, bias = (open_array(Path(path) / name) for name in ("counts", "bias"))
+        counts, bias, gaps = (open_array(Path(path) / name) for name in ("counts", "bias", "gaps"))
         self._ends = np.concatenate([[0], np.cumsum(counts.read(0, counts.size))]).tolist()
-        self.bias = bias.read(0, bias.size)
+        self.bias, self.gaps = bias.read(0, bias.size), gaps.read(0, gaps.size).tolist()
 
     @property
     def n(self) -> int:
