@@ -60,7 +60,7 @@ def generate(data: Path, form: Form) -> dict[str, Any]:
     shape = {"samples": form.rows, "features": form.features, "labels": form.labels, "test-samples": form.tested}
     if form.times > 1:
         del shape["samples"]
-        shape |= {"size": 8 * form.rows * form.of_row[0], "logical": form.times}  # type: ignore[dict-item]
+        shape |= {"size": 8 * form.rows * form.of_row[0], "logical": form.times}
     shape |= {"features-per-sample": form.of_row[0], "labels-per-sample": form.of_row[1], "tree": 3}
     options = [part for name, value in shape.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, str(GENERATOR), str(data), *options, "--json"]
@@ -126,7 +126,8 @@ def main(folder: Path, form: str, limit: str | None, threads: int, keep: bool) -
             of_test = text.with_name(f"{form}-test.txt")
             line("convert", watch("convert", text, data, *options), format_size(disk(data)))
             watch("convert", of_test, test, "--like", data, *options)
-            text.unlink(), of_test.unlink()
+            text.unlink()
+            of_test.unlink()
         best.write_text(json.dumps(made["best"]))
     train = ("train", data, model, "--solver", "tree", *options)
     foreseen = run("plan", data, "--solver", "tree", *options)
@@ -159,7 +160,8 @@ def main(folder: Path, form: str, limit: str | None, threads: int, keep: bool) -
         "evaluate", done, ", ".join(f"{name} {done.figures[name]:.2f} of {most:.2f}" for name, most in allowed.items())
     )
     if not keep:
-        shutil.rmtree(model), shutil.rmtree(found)
+        shutil.rmtree(model)
+        shutil.rmtree(found)
     if not kept:
         sys.exit("a limit did not hold")
 

@@ -62,9 +62,7 @@ class TreeForecaster(Forecaster):
         guided = score_of(dataset, p.guide)["guide"] > 0
         vectors = -(-k // sizes.labels) if shape.splits or shape.start or guided else 0
         at_once = plan.threads * plan.processes
-        cuts = [
-            len(cut_children(n, X.n_lines, dataset, sizes, at_once)[0]) for n in (nodes[0] if nodes else k, N_GROUPS)
-        ]
+        cuts = [len(cut_children(n, None, dataset, sizes, at_once)[0]) for n in (nodes[0] if nodes else k, N_GROUPS)]
         of_root = p.n_trees * cuts[0] * int(p.number("epochs")) + (cuts[1] * GUIDE_EPOCHS if guided else 0)
         down = p.n_trees * (levels - 1)
         of_level = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * p.n_trees

@@ -20,7 +20,7 @@ from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.solve import ENTRY_BYTES, LANE_BYTES, TAKEN_BYTES, parent_needs
 from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
 from xmc_stream.tree.start import kept_nodes, start_needs
-from xmc_stream.tree.streaming import LISTED_BYTES, bits_of_strips
+from xmc_stream.tree.streaming import COPY_BYTES, LISTED_BYTES, OWN_ENTRY_BYTES, bits_of_strips
 from xmc_stream.tree.streaming import ROW_BYTES as STREAMED_ROW_BYTES
 from xmc_stream.tree.structure import NODE_BYTES, Level, Structure, depths_of
 from xmc_stream.tree.units import READ_WEIGHTS
@@ -100,21 +100,26 @@ def cut_parents(rows: NDArray[np.int64], level: Level, unit: Unit, row_entries: 
 
 
 def cut_children(
-    n_children: int, rows: int, dataset: Dataset, sizes: TreePlan, at_once: int
-) -> tuple[list[tuple[int, int]], bool]:
-    """Children of a parent in jobs that rows stream by for, and whether alpha is in memory. at_once: jobs."""
-    n, of_file = max(rows, 1), _of_file(rows, dataset)
-    alpha, n_groups = LANE_BYTES * n, -(-n_children // LANES)
-    held = sizes.spare >= alpha
-    groups = 1 + (sizes.spare - alpha) // (of_file + alpha) if held else 1 + sizes.spare // of_file
-    work = _STREAM_WORK // max(int(dataset.X_rows().nnz * (n / max(dataset.n_samples, 1))), 1)
-    step = LANES * max(1, min(groups, work, -(-n_groups // at_once), 8))
-    return [(first, min(first + step, n_children)) for first in range(0, n_children, step)], held
+    n_children: int, rows: int | None, dataset: Dataset, sizes: TreePlan, at_once: int
+) -> tuple[list[tuple[int, int]], int]:
+    """Children of a parent in jobs that rows stream by for, and the bytes that each has for alpha and rows.
+
+    rows: of the parent, at most; None for all, which are not copied. at_once: jobs.
+    """
+    n = dataset.n_samples if rows is None else rows
+    entries = int(dataset.X_rows().nnz * (n / max(dataset.n_samples, 1)))
+    of_file, alpha, copied = _of_file(n, dataset), LANE_BYTES * n, 0 if rows is None else OWN_ENTRY_BYTES * entries
+    groups = 1 + sizes.spare // of_file
+    if sizes.spare >= copied + alpha:
+        groups = 1 + (sizes.spare - copied - alpha) // (of_file + alpha)
+    n_groups = max(1, min(groups, _STREAM_WORK // max(entries, 1), -(-n_children // (LANES * at_once)), 8))
+    step, spare = LANES * n_groups, sizes.spare - (n_groups - 1) * of_file
+    return [(first, min(first + step, n_children)) for first in range(0, n_children, step)], spare
 
 
 def _of_file(rows: int, dataset: Dataset) -> int:
     """Bytes of LANES children in memory whose alpha is in a file."""
-    return STREAMED_ROW_BYTES * rows + LANE_BYTES * dataset.n_features
+    return STREAMED_ROW_BYTES * rows + LANE_BYTES * max(dataset.n_features, 1)
 
 
 def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Shape) -> dict[str, dict[str, int]]:
@@ -128,7 +133,7 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
     strips = of_group * int(1.5 * ENTRY_BYTES * row_entries + SOLVED_ROW_BYTES)
     structure = t * (_STRUCTURE * k + NODE_BYTES * sum(shape.nodes))
     streamed = largest if largest * row_entries > LARGE else 0
-    listed = _of_file(streamed, dataset) + LISTED_BYTES * streamed
+    listed = _of_file(streamed, dataset) + LISTED_BYTES * streamed + 8 * d + COPY_BYTES
     held = min(largest, int(LARGE / max(row_entries, 1.0)) + 1)
     row = p.leaf_beam * ROW_BYTES
     down = {"beams": t * row * beams, "row blocks": t * (3 * block + BLOCK_ROWS * row)}

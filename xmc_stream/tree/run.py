@@ -141,7 +141,7 @@ class TreeRun(TrainingRun):
         """Solve and write the groups of the guide; returns the receipt of the unit."""
         jobs = list[StreamJob]()
         if self._unwritten(GUIDE_UNIT):
-            jobs = self._stream_jobs(GUIDE, 0, 0, N_GROUPS, self.dataset.n_samples, ())
+            jobs = self._stream_jobs(GUIDE, 0, 0, N_GROUPS, None, ())
         yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
         job = UnitJob(self._of, GUIDE_UNIT, (tuple(job.out for job in jobs),), self._sizes.weights)
         (receipt,) = yield Phase(
@@ -252,21 +252,22 @@ class TreeRun(TrainingRun):
         tree, number = unit.tree, unit.level
         for first, last, large in cut_parents(rows, level, unit, row_entries):
             if large:
-                yield self._stream_jobs(tree, number, first, int(np.diff(level.ptr)[first]), int(rows[first]), before)
+                n_children, n_rows = int(np.diff(level.ptr)[first]), int(rows[first]) if number else None
+                yield self._stream_jobs(tree, number, first, n_children, n_rows, before)
                 continue
             out = self._state("solve", f"{tree}_{number}_{first}-{last}")
             yield [SolveJob(self._of, tree, number, first, last, before, self._sizes.entries, self.plan, out)]
 
     def _stream_jobs(
-        self, tree: int, level: int, parent: int, n_children: int, rows: int, before: tuple[str, ...]
+        self, tree: int, level: int, parent: int, n_children: int, rows: int | None, before: tuple[str, ...]
     ) -> list[StreamJob]:
-        """Jobs for the children of a parent whose rows, at most so many, stream by."""
+        """Jobs for the children of a parent whose rows stream by, at most so many, None for all."""
         at_once = self.plan.threads * self.plan.processes
-        spans, held = cut_children(n_children, rows, self.dataset, self._sizes, at_once)
+        spans, spare = cut_children(n_children, rows, self.dataset, self._sizes, at_once)
         name = f"{tree}_{level}_{parent}"
         return [
             StreamJob(
-                self._of, tree, level, parent, *span, before, held, self._state("solve", f"{name}_{span[0]}-{span[1]}")
+                self._of, tree, level, parent, *span, before, spare, self._state("solve", f"{name}_{span[0]}-{span[1]}")
             )
             for span in spans
         ]

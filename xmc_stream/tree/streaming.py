@@ -1,8 +1,9 @@
 """Children of one parent with many rows: solved while these stream by. So are those of the root, and groups of the guide.
 
 LANES of them are solved beside each other. An epoch takes strips of neighbouring rows in an order that is drawn, GROUP at a
-time (`kernels.order`), and visits those of their rows that are awake, in an order that is drawn too. Where memory does not
-hold alpha, LANE_BYTES a row, it lies in a file, and is in memory for the strips at hand.
+time (`kernels.order`), and visits those of their rows that are awake, in an order that is drawn too. All rows are read from X
+as they come. Those of a parent below the root are copied first, side by side. Where memory does not hold the copy, and alpha,
+LANE_BYTES a row, they lie in files, and are in memory for the strips at hand.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.instructions import LANES
+from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.order import GROUP, strip_bits, strip_slots
 from xmc_stream.kernels.permutation import key_of
 from xmc_stream.linear.kernels.dcd import ONCE, Penalty, Steps
 from xmc_stream.linear.kernels.lanecd import Lanes, begin_lanes, new_lanes, shuffle_awake, visit_lanes
-from xmc_stream.linear.kernels.rows import row_squares
+from xmc_stream.linear.kernels.rows import renumber, row_squares
 from xmc_stream.methods.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import fitting_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import new_pack
 from xmc_stream.store.matrix import SparseMatrix
@@ -38,8 +42,11 @@ from xmc_stream.tree.solve import LANE_BYTES, QUIET, Problem, Solution, parents_
 
 STRIP_BYTES, STRIP_BITS = 1 << 18, 9  # of a strip, on average; log2 of its rows, at most
 _BLOCK_BYTES = 1 << 20  # of Y that streams by once
+_COPIED = 1 << 20  # entries of X that are copied at a time
 ROW_BYTES = 3  # of a row and LANES children, beside alpha
-LISTED_BYTES = 96  # of a row of a parent below the root: which it is, and how that was found
+OWN_ENTRY_BYTES = 8  # of an entry of X that is copied
+LISTED_BYTES = 112  # of a row of a parent below the root: which it is, how that was found, where it begins
+COPY_BYTES = 24 * _COPIED
 
 
 def bits_of_strips(X: SparseMatrix) -> int:
@@ -51,7 +58,7 @@ def bits_of_strips(X: SparseMatrix) -> int:
 class StreamJob:
     """Children [first, last) of a parent, counted from its first one.
 
-    before: packs of the beams of all rows, none where the parent has all rows. held: whether alpha is in memory.
+    before: packs of the beams of all rows, none where the parent has all rows. spare: bytes for alpha, and the copy of rows.
     """
 
     of: Shared
@@ -61,7 +68,7 @@ class StreamJob:
     first: int
     last: int
     before: tuple[str, ...]
-    held: bool
+    spare: int
     out: str
 
     @property
@@ -71,27 +78,34 @@ class StreamJob:
 
     def run(self) -> Receipt:
         """Solve, and write."""
-        dataset = self.of.dataset()
-        rows, mark, begin, last = self._children(dataset)
-        problem = Problem.of(self.of.parameters, self.tree, last)
-        strips = _Strips(dataset.X_rows(), self.of.row_weights(), rows)
+        dataset, folder = self.of.dataset(), Path(self.out).parent
+        X, lines, mark, begin, last = dataset.X_rows(), *self._children(dataset)
+        problem, firsts = Problem.of(self.of.parameters, self.tree, last), range(self.first, self.last, LANES)
+        n = X.n_lines if lines is None else len(lines)
+        room = _Room(self.spare - LANE_BYTES * n * len(firsts), folder)
+        rows: _AllRows | _OwnRows = _AllRows(X, self.of.row_weights())
+        if lines is not None:
+            rows = _OwnRows(X, self.of.row_weights(), lines, room)
         groups = []
-        for first in range(self.first, self.last, LANES):
-            lanes, file = self._lanes(strips.n, dataset.n_features)
+        for first in firsts:
+            lanes = new_lanes(0, rows.n_features)._replace(
+                alpha=room.array(LANES * n, np.float32), positive=np.zeros(n, np.uint16), quiet=np.empty(n, np.uint8)
+            )
             steps = problem.steps(self.of.seed, self.tree, self.level, begin, first)
             used = mark(first, problem.penalty, lanes)
-            groups.append(_Group(first, min(LANES, self.last - first), lanes, used, steps, file))
+            groups.append(_Group(first, min(LANES, self.last - first), lanes, used, steps))
         key = partial(problem.strips_key, self.of.seed, self.tree, self.level, begin)
-        n_read = strips.settle(groups, problem, key)
+        strips = _Strips(rows, n, bits_of_strips(X), room)
+        strips.settle(groups, problem, key)
         gaps = [] if self.first else strips.gaps(groups[0], problem)  # the same whatever else this job has
         with new_pack(Path(self.out)) as pack:
             solution = Solution(pack, dataset.n_features, dataset.n_samples)
             for group in groups:
-                solution.take(group.used, group.n, group.first, None, problem, group.lanes)
+                solution.take(group.used, group.n, group.first, rows.features, problem, group.lanes)
             solution.end_parent()
             solution.close(gaps)
-        passes = (n_read + strips.n * (not self.first)) / max(dataset.n_samples, 1)
-        return {"nnz": solution.nnz, "bytes_read": strips.bytes_read, "passes": passes}
+        read = n if lines is not None else strips.n_read
+        return {"nnz": solution.nnz, "bytes_read": X.bytes_read, "passes": read / max(dataset.n_samples, 1)}
 
     def _children(self, dataset: Dataset) -> tuple[NDArray[np.int64] | None, _Mark, int, bool]:
         """The rows of the parent, None for all; what enters children; the first of them, in its level; are they labels?"""
@@ -109,20 +123,83 @@ class StreamJob:
         (parent,) = parents_of(dataset.Y_columns(), structure, level, numbers, self.before, negatives)
         return parent.rows, partial(_mark_some, parent.y, classes), begin, level.last
 
-    def _lanes(self, n: int, n_features: int) -> tuple[Lanes, mmap.mmap | None]:
-        """Of so many rows and features; where alpha is in a file, that too."""
-        if self.held:
-            return new_lanes(n, n_features), None
-        file = nameless_map(max(LANE_BYTES * n, 1), Path(self.out).parent)
-        lanes = new_lanes(0, n_features)._replace(
-            alpha=np.frombuffer(file, np.float32, LANES * n),
-            positive=np.zeros(n, np.uint16),
-            quiet=np.empty(n, np.uint8),
-        )
-        return lanes, file
+
+class _Room:
+    """Arrays in memory, or in files where they do not fit. spare: bytes that are left when alpha is in memory."""
+
+    def __init__(self, spare: int, folder: Path) -> None:
+        self._spare, self._folder, self._files = spare, folder, list[mmap.mmap]()
+
+    def takes(self, n_bytes: int) -> None:
+        """So many bytes are wanted beside alpha: they decide where all arrays lie."""
+        self._spare -= n_bytes
+
+    def array(self, n: int, dtype: DTypeLike) -> NDArray[Any]:
+        """Zeros."""
+        if self._spare >= 0:
+            return aligned_zeros((n,), dtype)
+        self._files.append(nameless_map(max(n * np.dtype(dtype).itemsize, 1), self._folder))
+        return np.frombuffer(self._files[-1], dtype, n)
+
+    def let_go(self) -> None:
+        """Of what lies in files."""
+        for file in self._files:
+            let_go(file)
 
 
 _Mark = Callable[[int, Penalty, Lanes], int]
+_Read = tuple[CSR, NDArray[np.float64], NDArray[np.float64]]  # rows, their `row_squares` and weights
+_HERE = np.empty(0, np.int64)
+
+
+class _AllRows:
+    """All rows, read from X as they come."""
+
+    features = None
+
+    def __init__(self, X: SparseMatrix, of_rows: RowWeights) -> None:
+        self._X, self._of_rows, self.n_features = X, of_rows, X.shape[1]
+
+    def read(self, places: NDArray[np.int64]) -> _Read:
+        """Some rows, ascending."""
+        x, squares = CSR.of(self._X.gather(places)), np.empty(len(places))
+        row_squares(x.indptr, x.values, 1.0, squares)
+        return x, squares, self._of_rows.of(places)
+
+    def at_hand(self, places: NDArray[np.int64]) -> tuple[_Read, NDArray[np.int64]]:
+        """Some rows, and the place of each that is read."""
+        return self.read(places), places
+
+
+class _OwnRows:
+    """Some rows of X, ascending, copied side by side, whose features are numbered as they are met (`features`)."""
+
+    def __init__(self, X: SparseMatrix, of_rows: RowWeights, lines: NDArray[np.int64], room: _Room) -> None:
+        counts = X.lengths(lines)[1]
+        indptr = np.concatenate([[0], np.cumsum(counts)])
+        room.takes(OWN_ENTRY_BYTES * int(indptr[-1]))
+        self._x = CSR(indptr, room.array(int(indptr[-1]), np.int32), room.array(int(indptr[-1]), np.float32))
+        self._squares, self._weights = np.empty(len(lines)), of_rows.of(lines)
+        local_of, features = np.full(X.shape[1], -1, np.int32), np.empty(X.shape[1] + 1, np.int32)
+        self.n_features = 0
+        for low, high in fitting_ranges(counts, _COPIED):
+            x, mine = CSR.of(X.gather(lines[low:high])), slice(int(indptr[low]), int(indptr[high]))
+            self.n_features = renumber(x, local_of, features, self.n_features, 1.0, self._squares[low:high])
+            self._x.indices[mine], self._x.values[mine] = x.indices, x.values
+            room.let_go()
+        self.features = features[: self.n_features].copy()
+
+    def read(self, places: NDArray[np.int64]) -> _Read:
+        """Rows beside each other."""
+        first, last = int(places[0]), int(places[-1]) + 1
+        mine, ends = slice(first, last), self._x.indptr[first : last + 1]
+        some = slice(int(ends[0]), int(ends[-1]))
+        x = CSR(ends - ends[0], self._x.indices[some], self._x.values[some])
+        return x, self._squares[mine], self._weights[mine] if len(self._weights) else self._weights
+
+    def at_hand(self, places: NDArray[np.int64]) -> tuple[_Read, NDArray[np.int64]]:
+        """All rows are."""
+        return (self._x, self._squares, self._weights), _HERE
 
 
 def _mark_all(
@@ -155,37 +232,28 @@ def _begin(first: int, y: Labels, classes: NDArray[np.float64], penalty: Penalty
 
 @dataclass
 class _Group:
-    """Children first, first + 1, ... beside each other. going: they have not settled; whole: all rows are visited.
-
-    file: that has alpha, if one does.
-    """
+    """Children first, first + 1, ... beside each other. going: they have not settled; whole: all rows are visited."""
 
     first: int
     n: int
     lanes: Lanes
     used: int
     steps: Steps
-    file: mmap.mmap | None
     going: bool = True
     whole: bool = True
     n_awake: int = 0
 
     def visit(
-        self, x: CSR, squares: NDArray[np.float64], weights: NDArray[np.float64], rows: NDArray[np.int64], problem: Problem,
-        number: int, epoch: int,
-    ) -> None:  # fmt: skip
-        """Visit those of some rows that are awake. rows: their places; number: which strips of the epoch they are."""
-        order = np.flatnonzero(self.lanes.quiet[rows] < QUIET)
-        mine, n = self.lanes._replace(order=order), len(order)
+        self, read: _Read, at: NDArray[np.int64], places: NDArray[np.int64], problem: Problem, number: int, epoch: int
+    ) -> None:
+        """Visit those of some rows that are awake. at: see `visit_lanes`; number: which strips of the epoch they are."""
+        awake = np.flatnonzero(self.lanes.quiet[places] < QUIET)
+        order = awake if len(at) else places[awake]
+        mine, n, (x, squares, weights) = self.lanes._replace(order=order), len(order), read
         shuffle_awake(0, n, np.uint64(key_of(self.steps.seed, 1, number, epoch)), mine)
-        how = problem.penalty, np.uint16(self.used), n, problem.rule, mine
-        self.n_awake += visit_lanes(x, squares, weights, rows, *how)
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Of alpha, where it is in a file."""
-        if self.file is not None:
-            let_go(self.file)
+        self.n_awake += visit_lanes(
+            x, squares, weights, at, problem.penalty, np.uint16(self.used), n, problem.rule, mine
+        )
 
     def end_epoch(self, n: int) -> None:
         """Settled, or all n rows once more, or those that are awake."""
@@ -197,20 +265,15 @@ class _Group:
 
 
 class _Strips:
-    """Rows in strips: all of X, or some, ascending."""
+    """n rows in strips of 2^bits. n_read: how many were read so far."""
 
-    def __init__(self, X: SparseMatrix, of_rows: RowWeights, rows: NDArray[np.int64] | None) -> None:
-        self._X, self._of_rows, self._rows = X, of_rows, rows
-        self.n, self._bits = X.n_lines if rows is None else len(rows), bits_of_strips(X)
+    def __init__(self, rows: _AllRows | _OwnRows, n: int, bits: int, room: _Room) -> None:
+        self._rows, self._n, self._bits, self._room = rows, n, bits, room
+        self.n_read = 0
 
-    @property
-    def bytes_read(self) -> int:
-        """Of X."""
-        return self._X.bytes_read
-
-    def settle(self, groups: list[_Group], problem: Problem, key: Callable[[int], np.uint64]) -> int:
-        """As `settle_lanes`, of each group; returns how many rows were read. key: of the strips of an epoch."""
-        n_strips, n_read = -(-self.n >> self._bits), 0
+    def settle(self, groups: list[_Group], problem: Problem, key: Callable[[int], np.uint64]) -> None:
+        """As `settle_lanes`, of each group. key: of the strips of an epoch."""
+        n_strips = -(-self._n >> self._bits)
         slots = np.empty(n_strips, np.int64)
         for group in groups:
             group.lanes.quiet[:], group.going = 0, group.used > 0
@@ -223,41 +286,35 @@ class _Strips:
                 group.lanes.met[:], group.n_awake = 0, 0
             by_slot = np.argsort(slots)
             for number, first in enumerate(range(0, n_strips, GROUP)):
-                n_read += self._visit(np.sort(by_slot[first : first + GROUP]), going, problem, number, epoch)
+                self._visit(np.sort(by_slot[first : first + GROUP]), going, problem, number, epoch)
             for group in going:
-                group.end_epoch(self.n)
-        return n_read
+                group.end_epoch(self._n)
 
-    def _visit(self, strips: NDArray[np.int64], going: list[_Group], problem: Problem, number: int, epoch: int) -> int:
-        """Visit the rows of some strips; returns how many were read."""
+    def _visit(self, strips: NDArray[np.int64], going: list[_Group], problem: Problem, number: int, epoch: int) -> None:
+        """Visit the rows of some strips."""
         stop_if_unwanted()
         places = ((strips << self._bits)[:, None] + np.arange(1 << self._bits)).ravel()
-        places = places[places < self.n]
+        places = places[places < self._n]
         places = places[np.logical_or.reduce([group.lanes.quiet[places] < QUIET for group in going])]
+        self.n_read += len(places)
         if len(places):
-            x, squares, weights = self._read(places)
+            read, at = self._rows.at_hand(places)
             for group in going:
-                group.visit(x, squares, weights, places, problem, number, epoch)
-        return len(places)
-
-    def _read(self, places: NDArray[np.int64]) -> tuple[CSR, NDArray[np.float64], NDArray[np.float64]]:
-        """Some of the rows, their `row_squares` and weights."""
-        lines = places if self._rows is None else self._rows[places]
-        x, squares = CSR.of(self._X.gather(lines)), np.empty(len(lines))
-        row_squares(x.indptr, x.values, 1.0, squares)
-        return x, squares, self._of_rows.of(lines)
+                group.visit(read, at, places, problem, number, epoch)
+            self._room.let_go()
 
     def gaps(self, group: _Group, problem: Problem) -> list[float]:
         """Relative duality gaps of a group's children, by one more pass."""
         figures, lanes, step = np.zeros((LANES, 2)), group.lanes, 1 << self._bits
-        for first in range(0, self.n, step):
+        for first in range(0, self._n, step):
             stop_if_unwanted()
-            places = np.arange(first, min(first + step, self.n))
+            places = np.arange(first, min(first + step, self._n))
             mine = slice(first, first + len(places))
             some = lanes._replace(
                 alpha=lanes.alpha[mine.start * LANES : mine.stop * LANES], positive=lanes.positive[mine], order=places
             )
-            measure_rows(*self._read(places), problem.penalty, some, figures)
-            group.let_go()
+            measure_rows(*self._rows.read(places), problem.penalty, some, figures)
+            self._room.let_go()
+        self.n_read += self._n
         measure_weights(problem.penalty.lam, lanes, figures)
         return relative_gaps(group.used, figures)
