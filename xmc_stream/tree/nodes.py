@@ -203,10 +203,7 @@ class OpenUnit:
         offsets = self._array("offsets").read(int(buckets[0]), int(buckets[-1]))
         records = self._array("records").read(int(starts[0]), int(starts[-1]))
         buckets, starts = buckets - buckets[0], starts - starts[0]
-        whole = _in_order(buckets, offsets, starts) and are_records(
-            np.diff(children), buckets, offsets, starts, records
-        )
-        if not whole:
+        if not are_records(np.diff(children), buckets, offsets, starts, records):
             raise self._damaged()
         mine = slice(int(children[0] - self._children[0]), int(children[-1] - self._children[0]))
         of_children = self._bias[mine], self._scale[mine]
@@ -261,17 +258,6 @@ def shared_units(
         read = partial(read_unit, model, unit, level, n_features)
         with cache.use((str(model), unit), size, lambda read=read: Tile(read())) as tile:  # type: ignore[misc]
             yield tile.panels
-
-
-def _in_order(buckets: NDArray[np.int64], offsets: NDArray[np.uint32], starts: NDArray[np.int64]) -> bool:
-    """Whether records of each bucket begin where those before end, and those of a panel end where those of the next begin."""
-    steps = np.diff(offsets.astype(np.int64))
-    inside = np.ones(len(steps), np.bool_)
-    inside[buckets[1:-1] - 1] = False  # from the last place of a panel to the first of the next
-    return bool(
-        (steps[inside] >= 0).all() and (offsets[buckets[:-1]] == 0).all()
-        and (offsets[buckets[1:] - 1] == np.diff(starts)).all()
-    )  # fmt: skip
 
 
 def hash_unit(update: Callable[[Any], None], panels: Panels) -> None:

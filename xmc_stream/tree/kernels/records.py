@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.instructions import prefetch
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import order_of
 
 PANEL = 256
+_FAR, _NEAR = np.uint64(8), np.uint64(4)  # values of a row ahead
 MOST = 127  # of a weight, in units of its scale
 ODD = 2654435769  # 2^32 / golden ratio
 REST_BITS = 16
@@ -154,26 +156,32 @@ def are_records(
     sizes: NDArray[np.int64], buckets: NDArray[np.int64], offsets: NDArray[np.uint32], starts: NDArray[np.int64],
     records: NDArray[np.uint8],
 ) -> bool:  # fmt: skip
-    """Whether the records of every bucket end where the bucket does, and name children that there are. sizes: of panels.
+    """Whether buckets follow each other, and their records end where they do and name children that there are.
 
-    Buckets begin and end in order, within the records.
+    sizes: of panels, whose records lie one after another (starts).
     """
     for panel in range(len(sizes)):
-        for place in range(buckets[panel], buckets[panel + 1] - 1):
-            p, end = starts[panel] + np.int64(offsets[place]), starts[panel] + np.int64(offsets[place + 1])
+        first, last, size = buckets[panel], buckets[panel + 1] - 1, starts[panel + 1] - starts[panel]
+        if offsets[first] != 0 or np.int64(offsets[last]) != size:
+            return False
+        for place in range(first, last):
+            low, high = np.int64(offsets[place]), np.int64(offsets[place + 1])
+            if high < low or high > size:
+                return False
+            p, end = starts[panel] + low, starts[panel] + high
             while p < end:
                 if p + 3 > end:
                     return False
                 n = np.int64(records[p + 2]) + 1
                 full = n == FULL + 1
-                size = sizes[panel] if full else 2 * n
+                length = sizes[panel] if full else 2 * n
                 p += 3
-                if p + size > end:
+                if p + length > end:
                     return False
                 for t in range(0 if full else n):
                     if records[p + 2 * t] >= sizes[panel]:
                         return False
-                p += size
+                p += length
     return True
 
 
@@ -188,7 +196,13 @@ def margins(i: int, x: CSR, panel: int, of: Panels, weights: NDArray[np.int8], z
     mask, whole = (_1 << shift) - _1, (_1 << word) - _1
     for t in range(m):
         z[t] = np.float32(0.0)
+    last = np.uint64(indptr[i + 1] - 1)
     for q in range(np.uint64(indptr[i]), np.uint64(indptr[i + 1])):
+        # what is soon looked up is asked for: where a bucket begins, then its records
+        h = (np.uint64(indices[min(q + _FAR, last)]) * np.uint64(ODD)) & whole
+        prefetch(offsets, np.int64(first + (h >> shift)))
+        h = (np.uint64(indices[min(q + _NEAR, last)]) * np.uint64(ODD)) & whole
+        prefetch(records, np.int64(start + np.uint64(offsets[first + (h >> shift)])))
         h = (np.uint64(indices[q]) * np.uint64(ODD)) & whole
         rest, place = h & mask, first + (h >> shift)
         p, end = start + np.uint64(offsets[place]), start + np.uint64(offsets[place + _1])
