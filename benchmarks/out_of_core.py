@@ -5,6 +5,7 @@
     python benchmarks/out_of_core.py 10GB 2GB FOLDER --logical 100GB --rounds 1 --no-unlimited
     python benchmarks/out_of_core.py 2GB 512MB FOLDER --hard       # the cgroup's limit is the memory limit itself
     python benchmarks/out_of_core.py 5GB 1GB FOLDER --solver pdsparse --features 50000 --labels 500 --set max_passes=2
+    python benchmarks/out_of_core.py 5GB 1GB FOLDER --solver tree --tree 3 --labels 65536 --features-per-sample 100 --hard
 
 Makes the data in FOLDER (again only when asked for others), then runs the commands one by one, with a probe of the disk
 before each: chunk files read cold by pread of 4 MiB. (lam=1: with 10,000 positives a class, as 20 GB give, as accurate
@@ -44,6 +45,7 @@ _PROBES = 5
 CUTS = {
     "ppdsparse": "{passes:g} passes, {class_blocks} class blocks, {row_blocks} row blocks, ",
     "pdsparse": "{passes:g} passes, ",
+    "tree": "{passes:g} passes, ",
 }
 
 
@@ -113,7 +115,8 @@ def predictions_digest(path: Path) -> str:
 @click.option("--labels-per-sample", default=1.0, show_default=True)
 @click.option("--test-samples", default=20_000, show_default=True)
 @click.option("--logical", help="Repeat the rows of SIZE up to such a size by hard links.")
-@click.option("--solver", type=click.Choice(["ppdsparse", "pdsparse"]), default="ppdsparse", show_default=True)
+@click.option("--solver", type=click.Choice(list(CUTS)), default="ppdsparse", show_default=True)
+@click.option("--tree", type=int, metavar="DEPTH", help="Make the labels leaves of a tree.")
 @click.option(
     "--rounds", default=3, show_default=True,
     help="Of ppdsparse: max_rounds; a single one has as few epochs as the first of many.",
@@ -133,13 +136,13 @@ def predictions_digest(path: Path) -> str:
 @click.option("--unlimited/--no-unlimited", default=True, show_default=True, help="Compare with 0.8 of the machine.")
 def main(
     size: str, limit: str, folder: Path, labels: int, features: int, features_per_sample: float, labels_per_sample: float,
-    test_samples: int, logical: str | None, solver: str, rounds: int, lam: float, settings: tuple[str, ...], threads: int,
+    test_samples: int, logical: str | None, solver: str, tree: int | None, rounds: int, lam: float, settings: tuple[str, ...], threads: int,
     only: str, predict_train: bool, page_cache: str, hard: bool, warm: bool, unlimited: bool,
 ) -> None:  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     shape = {
         "features": features, "labels": labels, "features-per-sample": features_per_sample,
-        "labels-per-sample": labels_per_sample, "test-samples": test_samples,
+        "labels-per-sample": labels_per_sample, "test-samples": test_samples, **({"tree": tree} if tree else {}),
     }  # fmt: skip
     data = generate(folder, size, logical, shape)
     about = run("info", data.train)

@@ -101,6 +101,8 @@ class Forecaster(ABC):
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """passes, bytes_read, seconds, peak_phase, peak_parts (bytes by component, beside the bare process), and more.
 
+        disk_bytes: that the work folder takes, where a method foresees it.
+
         Keys are those of `plan --json`. Raises MemoryLimitError.
         """
 

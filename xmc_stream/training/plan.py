@@ -351,6 +351,8 @@ def plan_lines(forecast: Mapping[str, Any]) -> list[str]:
         f"'{forecast['peak_phase']}':",
         *(f"  {format_size(size):>10}   {name}" for name, size in parts),
     ]
+    if "disk_bytes" in forecast:
+        lines.append(f"disk           at most about {format_size(forecast['disk_bytes'])} until the model is whole")
     least, fewest = forecast["least_limit"], forecast["limit_for_fewest_passes"]
     lines.append("least limit    " + flags.MEMORY_LIMIT + f" {in_megabytes(least)}")
     if fewest != least:

@@ -36,7 +36,7 @@ from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.solve import Parent, Problem, parents_of
 from xmc_stream.tree.structure import Level
 
-_SHARE, _LEAST, _MOST = 0.05, 12, 512  # of the work of solving all labels; groups, at least and at most
+SHARE, LEAST, MOST = 0.05, 12, 512  # of the work of solving all labels; groups, at least and at most
 _HELD_OUT, _FEWEST = 0.25, 2  # of the rows of a leaf; rows that a label must have left
 MOST_ROWS = 1 << 16  # of a leaf that are looked at
 ENTRIES = 1 << 21  # of X, of a job, or those of one leaf
@@ -59,7 +59,7 @@ def picks_of(level: Level, rows: NDArray[np.int64], seed: int) -> list[Pick]:
         at = int(place * len(leaves))
         if at in chosen:
             continue
-        if len(chosen) >= _MOST or (len(chosen) >= _LEAST and done + work[at] > _SHARE * total):
+        if len(chosen) >= MOST or (len(chosen) >= LEAST and done + work[at] > SHARE * total):
             break
         chosen.add(at)
         done += int(work[at])

@@ -2,87 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.instructions import LANES
 from xmc_stream.linear.implied import IMPLIED
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.start import STARTED
 from xmc_stream.methods.weights import check_given
 from xmc_stream.runtime.job import Job, Ledger, Receipt
-from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.runtime.warmup import WarmUp, a_few_rows, train_a_few
+from xmc_stream.tree.forecast import TreeForecaster
 from xmc_stream.tree.given import check_tree, given_tree
-from xmc_stream.tree.guide import N_GROUPS, groups_path
+from xmc_stream.tree.guide import groups_path
 from xmc_stream.tree.kernels.vectors import nearest
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.plan import Shape, cut_children, least_needs, plan_tree, shape_of
 from xmc_stream.tree.run import TreeRun, key_of_state, made_from
-from xmc_stream.tree.scoring import score_of
-from xmc_stream.tree.solve import GUIDE_EPOCHS
 from xmc_stream.tree.start import refuse_start
-
-# nanoseconds of an entry of X: in a step of LANES children, on its way down a level
-_STEP_NS, _DOWN_NS, _VISITS = 12.0, 150.0, 6.0
-
-
-@dataclass(frozen=True)
-class TreeForecaster(Forecaster):
-    """From sizes alone."""
-
-    task: Task
-
-    @cached_property
-    def _shape(self) -> Shape:
-        task = self.task
-        return shape_of(task.parameters, task.dataset.n_labels, given_tree(task.given), task.warm_start)
-
-    def check(self, plan: MemoryPlan) -> None:
-        """Whether the smallest pieces fit."""
-        plan_tree(plan, self.task.dataset, self.task.parameters, self._shape)
-
-    def forecast(self, plan: MemoryPlan) -> Forecast:
-        """Without a probe."""
-        dataset = self.task.dataset
-        p = self.task.parameters.resolved(dataset.n_samples)
-        shape = self._shape
-        sizes, needs = plan_tree(plan, dataset, p, shape), least_needs(plan, dataset, p, shape)
-        X, Y, k = dataset.X_rows(), dataset.Y_rows(), dataset.n_labels
-        one = X.nnz * X.entry_bytes
-        nodes = shape.nodes
-        levels = len(nodes) + 1
-        guided = score_of(dataset, p.guide)["guide"] > 0
-        vectors = -(-k // sizes.labels) if shape.splits or shape.start or guided else 0
-        at_once = plan.threads * plan.processes
-        cuts = [len(cut_children(n, None, dataset, sizes, at_once)[0]) for n in (nodes[0] if nodes else k, N_GROUPS)]
-        of_root = p.n_trees * cuts[0] * int(p.number("epochs")) + (cuts[1] * GUIDE_EPOCHS if guided else 0)
-        down = p.n_trees * (levels - 1)
-        of_level = min((1.0 + p.negatives) * Y.nnz / max(dataset.n_samples, 1), 100.0) * p.n_trees
-        of_choice = 4 * min(1.0, 0.05 * of_level * (levels - 1) + 0.5) if p.C is None else 0
-        gathered = of_level * (levels - 1) + of_choice
-        # steps of a row of a parent, level by level
-        beside = [-(-below // (LANES * above)) for above, below in itertools.pairwise([*nodes, k])]
-        steps = of_level * sum(beside) + of_choice * max(beside[-1:], default=1)
-        work = X.nnz * (of_root * _STEP_NS / 2 + down * _DOWN_NS + steps * _VISITS * _STEP_NS)
-        phase = max(needs, key=lambda name: sum(needs[name].values()))
-        return {
-            "passes": round(vectors + of_root + down + gathered, 2),
-            "at_most": True,
-            "bytes_read": int(one * (vectors + of_root + down + gathered)),
-            "bytes_streamed": int(one * (vectors + of_root + down)),
-            "bytes_gathered": int(one * gathered),
-            "peak_phase": phase,
-            "peak_parts": needs[phase],
-            "seconds": round(1e-9 * work / (plan.threads * plan.processes) + 0.5, 1),
-        }
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ WEIGHT_BYTES = 48  # of a weight that is put into a record
 FEATURE_BYTES = 5  # of a feature meanwhile
 LEAST_WEIGHTS = 1 << 16  # that are put into records at a time, at least
 _SLICE_BITS = 16  # of hashes: which slice of them comes first
-CHILDREN = 1 << 13  # of a unit, about
+CHILDREN, NODES = 1 << 13, 1 << 7  # of a unit, about: labels, or nodes, which have many more weights
 _MANY = 8  # one parent in so many is few
 OPEN_BYTES = 64  # of a child, at most, of an `OpenUnit`
 _ARRAYS = {
@@ -87,7 +87,8 @@ def structure_path(model: Path, tree: int) -> Path:
 
 def units_of(tree: int, level: Level) -> list[Unit]:
     """All parents of a level in units."""
-    return [Unit(tree, level.number, *span) for span in fitting_ranges(np.diff(level.ptr), CHILDREN)]
+    most = CHILDREN if level.last else NODES
+    return [Unit(tree, level.number, *span) for span in fitting_ranges(np.diff(level.ptr), most)]
 
 
 @dataclass(frozen=True)
@@ -213,9 +214,9 @@ class OpenUnit:
         """The parents that have a row, those beside each other together. ptr: where the rows of each parent begin."""
         first, last = self._unit.first, self._unit.last
         some = np.flatnonzero(np.diff(ptr[first : last + 1])) + first
-        begins = np.flatnonzero(np.diff(some, prepend=-2) != 1)
-        for begin, end in zip(begins, np.append(begins[1:], len(some)), strict=True):
-            yield self.read(int(some[begin]), int(some[end - 1]) + 1)
+        for parents in np.split(some, np.flatnonzero(np.diff(some) != 1) + 1):
+            if len(parents):
+                yield self.read(int(parents[0]), int(parents[-1]) + 1)
 
 
 def read_unit(model: Path, unit: Unit, level: Level, n_features: int) -> Panels:

@@ -39,7 +39,7 @@ from xmc_stream.tree.units import UnitJob
 
 _KINDS = ("vectors", "split", "solve", "beam", "choice")  # of jobs that leave packs
 MARGIN = 0.1  # of implied labels
-_UNITS = 16  # of a level that are solved before they are written, or a part in so many of all
+_PARTS = 16  # of a level, each solved and then written: so many, or fewer of so many units
 _CLUSTERED = 0.08  # of a run: where the trees have their shapes
 Steps = Generator[Phase, list[Receipt], Any]
 
@@ -170,7 +170,7 @@ class TreeRun(TrainingRun):
         what = f"solving {level.n_children:,} {'labels' if level.last else 'nodes'}{self._tree(tree)}"
         words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"
         units, found = units_of(tree, level), list[Receipt]()
-        step = max(_UNITS, -(-len(units) // _UNITS))
+        step = units_of_part(len(units))
         for first in range(0, len(units), step):
             some, part = units[first : first + step], 0.75 / len(units)
             span = progress.span(part * first, part * (first + 0.9 * len(some)))
@@ -289,6 +289,11 @@ class TreeRun(TrainingRun):
     def _tree(self, tree: int) -> str:
         n = self.parameters.n_trees
         return "" if n == 1 else f" of tree {tree + 1} of {n}"
+
+
+def units_of_part(n: int) -> int:
+    """Units of a level of n that are solved before they are written: what they are made from is on disk meanwhile."""
+    return max(_PARTS, -(-n // _PARTS))
 
 
 def key_of_state(pack: Path) -> str:

@@ -1,0 +1,166 @@
+"""What lies on disk: nodes are read as rows reach them; what a unit or a shape was made from is gone when it is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.compiler import needs_compiler
+from helpers.forked import forked_command, run_forked
+from helpers.problems import LIMIT
+from helpers.trees import array, run_tree, stored, topics, unpacked
+
+import xmc_stream as xs
+from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.tree import nodes, plan, predict
+from xmc_stream.tree.nodes import OpenUnit, shared_units
+from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.predict import HeldTrees, TreeTask, TreeWeights
+from xmc_stream.tree.streaming import StreamJob
+
+pytestmark = needs_compiler
+
+TREE: dict[str, Any] = {"max_leaf": 3, "root": 4, "branching": 2, "beam": 2, "C": 2}  # 16 leaves
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one tree", "two trees"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[xs.Model, xs.Dataset, Any]:
+    folder = tmp_path_factory.mktemp("model")
+    X, Y = topics()
+    data = stored(folder, X, Y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes, "CHILDREN", 12)
+        made = xs.LabelTree(**TREE, n_trees=request.param, memory_limit=LIMIT).fit(data, model=folder / "m").model_
+    return made, data, X
+
+
+def test_parents_of_a_unit_are_read_one_by_one(model: tuple[xs.Model, xs.Dataset, Any]) -> None:
+    of = TreeWeights(model[0].path)
+    structures, several = of.structures(), 0
+    for unit, _ in of.tiles:
+        opened, whole = of.open_unit(unit, structures), of.unit(unit, structures)
+        panels, at = list(unpacked(whole)), 0
+        for parent in range(unit.first, unit.last):
+            one = opened.read(parent, parent + 1)
+            assert one.first == parent
+            for found in unpacked(one):
+                for got, want in zip(found, panels[at], strict=True):
+                    assert np.array_equal(got, want)
+                at += 1
+            assert one.bias.tolist() == whole.bias[one.children[0] - whole.children[0] :][: len(one.bias)].tolist()
+        assert at == len(panels)
+        several += unit.last - unit.first > 1
+    assert several > 2
+
+
+def test_few_rows_read_the_parents_that_they_reach(model: tuple[xs.Model, xs.Dataset, Any]) -> None:
+    of = TreeWeights(model[0].path)
+    structures = of.structures()
+    level = structures[0].levels[-1]
+    tiles, ptr = of.tiles_of(0, level.number), np.zeros(level.n_parents + 1, np.int64)
+    ptr[3:] = 1  # a row reaches parent 2
+    (unit,) = (unit for unit, _ in tiles if unit.first <= 2 < unit.last)
+    (panels,) = OpenUnit(of.path, unit, level, of.n_features).met(ptr)
+    assert (panels.first, len(panels.panels)) == (2, 2)
+    ptr[9:], ptr[10:] = 2, 4  # and parents 8 and 9
+    read = [
+        (panels.first, len(panels.panels) - 1)
+        for unit, _ in tiles
+        for panels in OpenUnit(of.path, unit, level, of.n_features).met(ptr)
+    ]
+    assert sum(n for _, n in read) == 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes, "_MANY", 1)  # any are few
+        shared = list(shared_units(of.path, level, of.n_features, tiles, ptr, 0))  # with no room for a unit
+    assert [(panels.first, len(panels.panels) - 1) for panels in shared] == read
+
+
+def test_a_model_that_does_not_fit_ranks_rows_alike(
+    model: tuple[xs.Model, xs.Dataset, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, data, _ = model
+    of, x = TreeWeights(made.path), data.X_rows().block(0, data.n_samples)
+    needs = predict.held_needs(of, 0)
+    assert needs["trees"] < predict.held_needs(of, 1 << 40)["trees"] + nodes.OPEN_BYTES * 200
+    found = []
+    for room in (1 << 40, 0):
+        held = HeldTrees(of, room)
+        labels, scores = np.empty((x.n, 7), np.int64), np.empty((x.n, 7), np.float32)
+        held.rank(x, labels, scores)
+        found.append((labels.tobytes(), scores.tobytes()))
+    assert found[0] == found[1]
+    monkeypatch.setattr(nodes, "_MANY", 1)
+    labels, scores = made.predict_topk(data, 7, memory_limit="4GB", threads=2)
+    assert (labels.tobytes(), scores.tobytes()) == found[0]
+
+
+def test_blocks_have_more_rows_where_weights_do_not_stay(model: tuple[xs.Model, xs.Dataset, Any]) -> None:
+    made, data, _ = model
+    task = TreeTask(made, data, 5)  # type: ignore[arg-type]
+    task.model.tiles = [(unit, 40 * MIB) for unit, _ in task.model.tiles]
+    total = 40 * MIB * len(task.model.tiles)
+    kept, not_kept = (task.sizes(MemoryPlan(2**40, budget, 1)) for budget in (2 * total, 2 * total // 3))
+    assert kept.keeps
+    assert not not_kept.keeps
+    assert not_kept.rows > kept.rows
+    assert not_kept.cache_bytes < total
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# trainings
+
+WORDS = ["--solver", "tree", "--set", "max_leaf=10", "--set", "root=4", "--set", "branching=4", "--json"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(small: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of a model by a command."""
+    path = tmp_path_factory.mktemp("undisturbed") / "m"
+    run_forked("train", small, path, *WORDS, "--memory-limit", "4GB", "--threads", 2)
+    return xs.load_model(path).digest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged", ["0-0-0", "guide-0-0", "tree-0"])
+def test_what_is_damaged_is_made_again_though_what_it_was_made_from_is_gone(
+    damaged: str, undisturbed: str, small: Path, tmp_path: Path, commands: Callable[..., Any]
+) -> None:
+    work = tmp_path / "m.partial"
+    ledger = work / "ledger.jsonl"
+    with forked_command("train", small, tmp_path / "m", *WORDS, "--memory-limit", "1GB", "--threads", 1) as run:
+        assert run.wait_until(lambda: ledger.exists() and '"choice/' in ledger.read_text(errors="replace"))
+        run.kill()
+    assert not [*(work / "state" / "vectors").iterdir(), *(work / "state" / "split").iterdir()]
+    written = [path.name for path in (work / "units").iterdir()]
+    assert damaged in written
+    assert not [pack for pack in (work / "state" / "solve").iterdir() if not pack.name.startswith("0_1")]
+    file = max(
+        (path for path in (work / "units" / damaged).rglob("*") if path.is_file()), key=lambda f: f.stat().st_size
+    )
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 4
+    file.write_bytes(content)
+    words = [word for word in WORDS if word != "--json"]
+    told = commands("train", small, tmp_path / "m", *words, "--memory-limit", "400MB", "--threads", 2)
+    assert told["resumed"]
+    assert xs.load_model(tmp_path / "m").digest() == undisturbed
+    events = [json.loads(line) for line in (tmp_path / "m" / "events.jsonl").read_text().splitlines()]
+    assert any(event["event"] == "again" for event in events)
+
+
+def test_rows_and_alpha_lie_in_files_that_have_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "LARGE", 200)
+    X, Y = topics()
+    run = run_tree(stored(tmp_path, X, Y), tmp_path, TreeParameters(**TREE))
+    job = next(job for job in run.of(StreamJob) if job.level == 1)
+    (tmp_path / "again").mkdir()
+    again = replace(job, spare=0, out=str(tmp_path / "again" / "pack"))
+    again.run()
+    assert [path.name for path in (tmp_path / "again").iterdir()] == ["pack"]
+    for name in ("values", "bias", "gaps"):
+        assert array(again.out, name).tobytes() == array(job.out, name).tobytes()
