@@ -136,8 +136,9 @@ def predictions_digest(path: Path) -> str:
 @click.option("--unlimited/--no-unlimited", default=True, show_default=True, help="Compare with 0.8 of the machine.")
 def main(
     size: str, limit: str, folder: Path, labels: int, features: int, features_per_sample: float, labels_per_sample: float,
-    test_samples: int, logical: str | None, solver: str, tree: int | None, rounds: int, lam: float, settings: tuple[str, ...], threads: int,
-    only: str, predict_train: bool, page_cache: str, hard: bool, warm: bool, unlimited: bool,
+    test_samples: int, logical: str | None, solver: str, tree: int | None, rounds: int, lam: float,
+    settings: tuple[str, ...], threads: int, only: str, predict_train: bool, page_cache: str, hard: bool, warm: bool,
+    unlimited: bool,
 ) -> None:  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     shape = {

@@ -85,7 +85,7 @@ class DiskPeak:
         self._thread = threading.Thread(target=self._look)
 
     def _look(self) -> None:
-        while not self._ended.wait(5.0):
+        while not self._ended.wait(1.0):
             self.most = max(self.most, disk(self._folder))
 
     def __enter__(self) -> DiskPeak:
@@ -153,7 +153,7 @@ def main(folder: Path, form: str, limit: str | None, threads: int, keep: bool) -
         f"{figures['nnz']:,} weights, model {format_size(disk(model))}",
     )  # fmt: skip
     done = watch("predict", model, test, found, *options)
-    line("predict", done, f"{1000 * done.seconds / of.tested:.3g} ms a row")
+    line("predict", done, f"{done.figures['ms_per_sample']:.3g} ms a row")
     done = watch("evaluate", found, test, "--train", data, *options)
     allowed = json.loads(best.read_text())
     line(

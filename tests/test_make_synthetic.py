@@ -387,3 +387,17 @@ def test_command_line(tmp_path: Path) -> None:
     again = run(str(target), *options)
     assert (again.returncode, again.stdout, again.stderr.count("\n")) == (1, "", 1)
     assert "--overwrite" in again.stderr
+
+
+def test_the_best_that_a_tree_allows(tmp_path: Path) -> None:
+    """Nobody is better who does not know which label is left out; who knows all that are given is."""
+    told: dict[str, Any] = {}
+    sizes = {**SMALL, **TREE, "n_samples": 3000, "n_test_samples": 2000}
+    tool.make_synthetic(tmp_path / "a.xmc", **sizes, summary=told)
+    best, lengths = told["best"], np.diff(open_dataset(tmp_path / "a-test.xmc").Y_rows().block(0, 2000).indptr)
+    assert list(best) == ["P@1", "P@3", "P@5"]
+    for name, k in (("P@1", 1), ("P@3", 3), ("P@5", 5)):
+        assert (
+            0.7 * 100 * np.minimum(lengths, k).mean() / k < best[name] <= 100 * np.minimum(lengths, k).mean() / k + 0.01
+        )
+    assert best["P@1"] > best["P@3"] > best["P@5"]

@@ -133,7 +133,7 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
     strips = of_group * int(1.5 * ENTRY_BYTES * row_entries + SOLVED_ROW_BYTES)
     structure = t * (_STRUCTURE * k + NODE_BYTES * sum(shape.nodes))
     streamed = largest if largest * row_entries > LARGE else 0
-    listed = _of_file(streamed, dataset) + LISTED_BYTES * streamed + 8 * d + COPY_BYTES
+    listed = _of_file(streamed, dataset) + LISTED_BYTES * streamed + 8 * d + COPY_BYTES if streamed else 0
     held = min(largest, int(LARGE / max(row_entries, 1.0)) + 1)
     row = p.leaf_beam * ROW_BYTES
     down = {"beams": t * row * beams, "row blocks": t * (3 * block + BLOCK_ROWS * row)}
