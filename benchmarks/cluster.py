@@ -146,14 +146,18 @@ def main() -> None:
 @click.option("--memory-limit", default="1GB", show_default=True, help="Of each worker, and of this process.")
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--trained", is_flag=True, help="DATA is a model: predict and evaluate alone, on workers alone.")
-def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int, trained: bool) -> None:
+@click.option("--solver", type=click.Choice(["ppdsparse", "tree"]), default="ppdsparse", show_default=True)
+def scale(
+    data: Path, test: Path, folder: Path, memory_limit: str, repeats: int, trained: bool, solver: str
+) -> None:  # fmt: skip
     """Two threads of this process against one, and two workers of one thread against one; kernels are loaded before."""
     folder.mkdir(parents=True, exist_ok=True)
     predictions = folder.absolute() / "scale.pred"
     models = [data.absolute()] if trained else []
     took: dict[tuple[str, str], list[float]] = {}
     digests = set()
-    print(f"{machine()}; {memory_limit}")
+    learner: Any = xs.LabelTree if solver == "tree" else xs.PPDSparse
+    print(f"{machine()}; {memory_limit}; {solver}")
 
     def in_turns(places: dict[str, tuple[dict[str, Any], Workers | None]]) -> None:
         """As the machine's speed changes by the minute; the first turn loads kernels."""
@@ -163,7 +167,7 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
                 # a new name, and none removed before the end: for a minute ext4 searches long for a number that no file had
                 models.append(folder.absolute() / f"scale-{len(models)}.model")
                 clean(models[-1])
-                commands["train"] = partial(xs.PPDSparse(memory_limit=memory_limit, **how).fit, data, model=models[-1])
+                commands["train"] = partial(learner(memory_limit=memory_limit, **how).fit, data, model=models[-1])
             model = models[-1]
             commands |= {
                 "predict": partial(
@@ -256,15 +260,17 @@ def _workers(folder: Path, n: int, memory_limit: str) -> Workers:
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Of the training: make it last.")
 @click.option("--memory-limit", default="1GB", show_default=True, help="Of each worker.")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--solver", default="ppdsparse", show_default=True)
 def disturb(
     data: Path, folder: Path, kills: int, every: float, freeze: float, settings: tuple[str, ...], memory_limit: str,
-    seed: int,
+    seed: int, solver: str,
 ) -> None:  # fmt: skip
     """A training whose workers are killed, frozen, retired and added."""
     folder.mkdir(parents=True, exist_ok=True)
     folder, rng = folder.absolute(), random.Random(seed)
     here, model = folder / "here.model", folder / "there.model"
-    options = ["--memory-limit", memory_limit, *(word for setting in settings for word in ("--set", setting))]
+    options = ["--solver", solver, "--memory-limit", memory_limit]
+    options += [word for setting in settings for word in ("--set", setting)]
     clean(here)
     clean(model)
     began = time.perf_counter()

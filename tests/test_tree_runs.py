@@ -77,6 +77,8 @@ def test_the_model_is_the_same_for_any_threads_limit_and_interruption(
     whole = run_tree(data, tmp_path / "whole", p)
     monkeypatch.setattr(plan, "_VECTOR", 4 * MIB)  # vectors are many bytes: they stream, and nodes are split by jobs
     monkeypatch.setattr(plan, "WINDOW", 4)
+    monkeypatch.setattr(streaming, "_SECONDS", -1.0)  # jobs leave off wherever they can
+    monkeypatch.setattr(streaming, "_LEFT_BYTES", 1e30)
     small = MemoryPlan(2**40, 140 * MIB, 2, processes=2)
     cut = run_tree(data, tmp_path / "small", p, plan=small)
     ledger = CutLedger()

@@ -287,6 +287,26 @@ def test_how_rows_and_children_are_cut_changes_no_bit(
 
 
 @needs_compiler
+@pytest.mark.parametrize("spare", [0, 1 << 30])
+def test_a_job_that_leaves_off_and_goes_on_changes_no_bit(
+    exact: tuple[Trained, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int
+) -> None:
+    run = exact[0]
+    monkeypatch.setattr(streaming, "STRIP_BYTES", 64)
+    monkeypatch.setattr(streaming, "_SECONDS", -1.0)
+    monkeypatch.setattr(streaming, "_LEFT_BYTES", 1e30)
+    shorter = {level: next(job for job in run.of(StreamJob) if job.level == level) for level in (0, 2)}
+    for level, job in shorter.items():
+        part = replace(job, spare=spare, out=str(tmp_path / f"{level}"))
+        while part.run()["open"]:
+            part = replace(part, part=part.part + 1)
+            assert part.key == f"{job.key}/{part.part}"
+        assert part.part > 10
+        for name in ("features", "children", "values", "counts", "bias", "gaps"):
+            assert array(part.left, name).tobytes() == array(job.out, name).tobytes()
+
+
+@needs_compiler
 def test_rows_of_a_parent_are_its_positives_and_some_that_came_by(exact: tuple[Trained, Any, Any]) -> None:
     run, _, Y = exact
     drawn = 0

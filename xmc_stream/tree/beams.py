@@ -71,6 +71,16 @@ def row_ranges(n_samples: int) -> list[tuple[int, int]]:
     return [(first, min(first + step, n_samples)) for first in range(0, n_samples, step)]
 
 
+def beam_path(work: str, tree: int, level: int, start: int) -> str:
+    """The pack of the beams of a range of rows on a level, by its first row."""
+    return str(Path(work) / "state" / "beam" / f"{tree}_{level}_{start}")
+
+
+def beams_above(work: str, tree: int, level: int, n_samples: int) -> list[str]:
+    """The packs of the beams of all rows on the level above one; none where that is the root."""
+    return [beam_path(work, tree, level - 1, start) for start, _ in row_ranges(n_samples)] if level else []
+
+
 @dataclass(frozen=True)
 class BeamJob:
     """Rows [start, stop) go down a level of a tree. before: the pack of their beams above, "" below the root."""

@@ -29,7 +29,7 @@ from xmc_stream.store.chunks import open_array
 from xmc_stream.store.encoding import new_pack
 from xmc_stream.store.model import DECISION
 from xmc_stream.system.stop import stop_if_unwanted
-from xmc_stream.tree.beams import Paths
+from xmc_stream.tree.beams import Paths, beams_above
 from xmc_stream.tree.kernels.solve import margins_of, solve_lanes
 from xmc_stream.tree.scoring import SHORT
 from xmc_stream.tree.shared import Shared
@@ -74,13 +74,12 @@ def cut_picks(picks: Sequence[Pick], rows: NDArray[np.int64], row_entries: float
 
 @dataclass(frozen=True)
 class ChoiceJob:
-    """Try some C on some groups of labels. before: packs of the beams above the leaves; path: their weight in a score."""
+    """Try some C on some groups of labels. path: the weight of a leaf's path in a score."""
 
     of: Shared
     level: int
     values: tuple[float, ...]
     picks: tuple[Pick, ...]
-    before: tuple[str, ...]
     path: float
     out: str
 
@@ -96,11 +95,12 @@ class ChoiceJob:
         structure = self.of.structure(0, dataset.n_labels)
         level = structure.levels[self.level]
         leaves = np.unique([leaf for leaf, _ in self.picks])
-        found = parents_of(Y, structure, level, leaves, self.before, p.negatives)
+        before = beams_above(self.of.work, 0, self.level, dataset.n_samples)
+        found = parents_of(Y, structure, level, leaves, before, p.negatives)
         parents = dict(zip(leaves.tolist(), found, strict=True))
         trials = [_Trial(parents[leaf], first, self.of.seed) for leaf, first in self.picks]
         rows = np.unique(np.concatenate([trial.rows for trial in trials]))
-        x, paths, weights = CSR.of(X.gather(rows)), Paths(self.before, rows, dataset.n_samples), of_rows.of(rows)
+        x, paths, weights = CSR.of(X.gather(rows)), Paths(before, rows, dataset.n_samples), of_rows.of(rows)
         scores: list[list[NDArray[np.float32]]] = [[] for _ in self.values]
         hits, seen = [np.zeros(0, np.bool_)], [np.zeros(0, np.int64)]
         for (leaf, first), trial in zip(self.picks, trials, strict=True):

@@ -21,7 +21,7 @@ from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.model import Model
 from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.store.places import empty, make_folder, remove_tree
-from xmc_stream.tree.beams import BeamJob, row_ranges
+from xmc_stream.tree.beams import BeamJob, beam_path, row_ranges
 from xmc_stream.tree.choice import MOST_ROWS, ChoiceJob, DecisionJob, Pick, climbed, cut_picks, only, picks_of
 from xmc_stream.tree.given import given_tree
 from xmc_stream.tree.guide import N_GROUPS
@@ -96,17 +96,16 @@ class TreeRun(TrainingRun):
             implied = {IMPLIED: {"margin": MARGIN, "pairs": found["pairs"]}}
         for tree in range(p.n_trees):
             structure = Structure.read(structure_path(self.work, tree), self.dataset.n_labels)
-            before: tuple[str, ...] = ()
             levels.append([level.n_children for level in structure.levels])
             for level in structure.levels:
-                receipts = yield from self._level(tree, structure, level, before, progress)
+                receipts = yield from self._level(tree, structure, level, progress)
                 nnz += sum(receipt["nnz"] for receipt in receipts)
                 of_level = [
                     (unit, receipt["bytes"]) for unit, receipt in zip(units_of(tree, level), receipts, strict=True)
                 ]
                 tiles += [[*astuple(unit), size] for unit, size in of_level]
                 if not level.last:
-                    before = yield from self._down(tree, level, tuple(of_level), before, progress)
+                    yield from self._down(tree, level, tuple(of_level), progress)
                 progress.done += 1
         return {
             "nnz": nnz, "objective": None, "duality_gap": None, "trees": p.n_trees, "tiles": tiles, "levels": levels,
@@ -141,13 +140,14 @@ class TreeRun(TrainingRun):
         """Solve and write the groups of the guide; returns the receipt of the unit."""
         jobs = list[StreamJob]()
         if self._unwritten(GUIDE_UNIT):
-            jobs = self._stream_jobs(GUIDE, 0, 0, N_GROUPS, None, ())
-        yield Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
-        job = UnitJob(self._of, GUIDE_UNIT, (tuple(job.out for job in jobs),), self._sizes.weights)
+            jobs = self._stream_jobs(GUIDE, 0, 0, N_GROUPS, None)
+        phase = Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
+        left = yield from self._solved(phase)
+        job = UnitJob(self._of, GUIDE_UNIT, (tuple(left[job.out] for job in jobs),), self._sizes.weights)
         (receipt,) = yield Phase(
             "guide written", [job], "writing groups of labels", progress.span(0.0, 0.0), twice=True
         )
-        self._remove(jobs)
+        self._remove(left.values())
         self._note_gaps("groups", [receipt])
         return receipt
 
@@ -155,13 +155,11 @@ class TreeRun(TrainingRun):
         """Keep the relative duality gaps of some of the children that were solved."""
         self._gaps.setdefault(what, []).extend(gap for receipt in units for gap in receipt["gaps"])
 
-    def _level(
-        self, tree: int, structure: Structure, level: Level, before: tuple[str, ...], progress: _Progress
-    ) -> Steps:
+    def _level(self, tree: int, structure: Structure, level: Level, progress: _Progress) -> Steps:
         """Solve and write the children of a level; returns the receipts of its units."""
         dataset = self.dataset
         if level.last and self._of.parameters.C is None:
-            yield from self._choose(structure, level, before, progress)
+            yield from self._choose(structure, level, progress)
         p = self._of.parameters
         rows = np.full(1, dataset.n_samples)
         if level.number:
@@ -175,20 +173,22 @@ class TreeRun(TrainingRun):
             some, part = units[first : first + step], 0.75 / len(units)
             span = progress.span(part * first, part * (first + 0.9 * len(some)))
             solves = [
-                [*self._solve_jobs(unit, level, rows, row_entries, before)] if self._unwritten(unit) else []
-                for unit in some
+                [*self._solve_jobs(unit, level, rows, row_entries)] if self._unwritten(unit) else [] for unit in some
             ]
             jobs = [job for of_unit in solves for of_parents in of_unit for job in of_parents]
-            yield Phase(
+            phase = Phase(
                 "solve", jobs, what, span, unit="level", number=progress.done + 1, gathers=level.number > 0, twice=True
             )
+            left = yield from self._solved(phase)
             writes = [
-                UnitJob(self._of, unit, tuple(tuple(job.out for job in of) for of in of_unit), self._sizes.weights)
+                UnitJob(
+                    self._of, unit, tuple(tuple(left[job.out] for job in of) for of in of_unit), self._sizes.weights
+                )
                 for unit, of_unit in zip(some, solves, strict=True)
             ]
             span = progress.span(part * (first + 0.9 * len(some)), part * (first + len(some)))
             found += yield Phase("finalise", writes, words, span, twice=True)
-            self._remove(jobs)
+            self._remove(left.values())
         self._note_gaps("labels" if level.last else f"level {level.number + 1}", found)
         return found
 
@@ -196,17 +196,33 @@ class TreeRun(TrainingRun):
         """Whether the jobs have to be done that a unit is made from, which are gone when it is written."""
         return self.ledger.get(unit.key) is None
 
-    @staticmethod
-    def _remove(jobs: Iterable[SolveJob | StreamJob]) -> None:
-        """What jobs left, which nobody needs any more."""
-        for job in jobs:
-            remove_tree(Path(job.out))
+    def _solved(self, phase: Phase) -> Generator[Phase, list[Receipt], dict[str, str]]:
+        """Do jobs that solve children, and those that go on where one left off; returns the pack of each, by its `out`."""
+        left = dict[str, str]()
+        while phase.jobs:
+            receipts, more = (yield phase), list[StreamJob]()
+            for job, receipt in zip(phase.jobs, receipts, strict=True):
+                if isinstance(job, StreamJob):
+                    if job.part:
+                        self._remove([left[job.out]])  # where the part before left off
+                    left[job.out] = job.left
+                    more += [replace(job, part=job.part + 1)] if receipt["open"] else []
+                elif isinstance(job, SolveJob):
+                    left[job.out] = job.out
+            phase = replace(phase, jobs=more)
+        return left
 
-    def _choose(self, structure: Structure, level: Level, before: tuple[str, ...], progress: _Progress) -> Steps:
+    @staticmethod
+    def _remove(packs: Iterable[str]) -> None:
+        """What jobs left, which nobody needs any more."""
+        for pack in packs:
+            remove_tree(Path(pack))
+
+    def _choose(self, structure: Structure, level: Level, progress: _Progress) -> Steps:
         """Choose C of the labels, and what the rows held out say of which labels are predicted."""
         dataset = self.dataset
         rows = rows_of_parents(dataset.label_counts(), structure.order, level, self._of.parameters, dataset.n_samples)
-        rows = np.minimum(rows if before else np.full(1, dataset.n_samples), MOST_ROWS)
+        rows = np.minimum(rows if level.number else np.full(1, dataset.n_samples), MOST_ROWS)
         row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
         parts = cut_picks(picks_of(level, rows, self.seed), rows, row_entries)
         known = None if self.start is None else float(self.start.attributes["C"])
@@ -218,7 +234,7 @@ class TreeRun(TrainingRun):
             except StopIteration as end:
                 self._of = replace(self._of, parameters=replace(self._of.parameters, C=end.value))
                 break
-            jobs = [self._choice_job(values, level, picks, before) for picks in parts]
+            jobs = [self._choice_job(values, level, picks) for picks in parts]
             receipts = yield Phase("choice", jobs, "choosing C", progress.span(0.0, 0.05), gathers=True, twice=True)
             weights = np.array([receipt["right"] for receipt in receipts])
             of_jobs = np.array([receipt["precisions"] for receipt in receipts])
@@ -231,60 +247,50 @@ class TreeRun(TrainingRun):
             job = DecisionJob(chosen, left[chosen])
             (self._decided,) = yield Phase("decision", [job], "choosing C", progress.span(0.05, 0.05))
 
-    def _choice_job(
-        self, values: Sequence[float], level: Level, picks: tuple[Pick, ...], before: tuple[str, ...]
-    ) -> ChoiceJob:
+    def _choice_job(self, values: Sequence[float], level: Level, picks: tuple[Pick, ...]) -> ChoiceJob:
         out = self._state("choice", f"{values[0]:g}_{picks[0][0]}-{picks[0][1]}")
         return ChoiceJob(
             self._of,
             level.number,
             tuple(values),
             picks,
-            before,
             self._score["path"],
             out,
         )
 
     def _solve_jobs(
-        self, unit: Unit, level: Level, rows: NDArray[np.int64], row_entries: float, before: tuple[str, ...]
+        self, unit: Unit, level: Level, rows: NDArray[np.int64], row_entries: float
     ) -> Iterator[Sequence[SolveJob | StreamJob]]:
         """Jobs for the parents of a unit: one of several parents, or several of one. rows: of each parent, at most."""
         tree, number = unit.tree, unit.level
         for first, last, large in cut_parents(rows, level, unit, row_entries):
             if large:
                 n_children, n_rows = int(np.diff(level.ptr)[first]), int(rows[first]) if number else None
-                yield self._stream_jobs(tree, number, first, n_children, n_rows, before)
+                yield self._stream_jobs(tree, number, first, n_children, n_rows)
                 continue
             out = self._state("solve", f"{tree}_{number}_{first}-{last}")
-            yield [SolveJob(self._of, tree, number, first, last, before, self._sizes.entries, self.plan, out)]
+            yield [SolveJob(self._of, tree, number, first, last, self._sizes.entries, self.plan, out)]
 
-    def _stream_jobs(
-        self, tree: int, level: int, parent: int, n_children: int, rows: int | None, before: tuple[str, ...]
-    ) -> list[StreamJob]:
+    def _stream_jobs(self, tree: int, level: int, parent: int, n_children: int, rows: int | None) -> list[StreamJob]:
         """Jobs for the children of a parent whose rows stream by, at most so many, None for all."""
         at_once = self.plan.threads * self.plan.processes
         spans, spare = cut_children(n_children, rows, self.dataset, self._sizes, at_once)
         name = f"{tree}_{level}_{parent}"
         return [
-            StreamJob(
-                self._of, tree, level, parent, *span, before, spare, self._state("solve", f"{name}_{span[0]}-{span[1]}")
-            )
+            StreamJob(self._of, tree, level, parent, *span, spare, self._state("solve", f"{name}_{span[0]}-{span[1]}"))
             for span in spans
         ]
 
-    def _down(self, tree: int, level: Level, tiles: UnitTiles, before: tuple[str, ...], progress: _Progress) -> Steps:
-        """Let all rows go down a level; returns the packs of their beams."""
+    def _down(self, tree: int, level: Level, tiles: UnitTiles, progress: _Progress) -> Steps:
+        """Let all rows go down a level."""
         drop_tiles()
         jobs = []
-        for number, (start, stop) in enumerate(row_ranges(self.dataset.n_samples)):
-            out = self._state("beam", f"{tree}_{level.number}_{start}")
+        for start, stop in row_ranges(self.dataset.n_samples):
+            before, out = (beam_path(self._of.work, tree, number, start) for number in (level.number - 1, level.number))
             sizes = tiles, self._sizes.cache_bytes, self._sizes.block_bytes
-            jobs.append(
-                BeamJob(self._of, tree, level.number, start, stop, *sizes, before[number] if before else "", out)
-            )
+            jobs.append(BeamJob(self._of, tree, level.number, start, stop, *sizes, before if level.number else "", out))
         yield Phase("beam", jobs, f"letting rows go down{self._tree(tree)}", progress.span(0.75, 1.0), twice=True)
         drop_tiles()
-        return tuple(job.out for job in jobs)
 
     def _tree(self, tree: int) -> str:
         n = self.parameters.n_trees
@@ -307,6 +313,9 @@ def made_from(key: str, done: Sequence[str]) -> list[str]:
     key: of the job that made it.
     """
     kind, _, name = key.partition("/")
+    if kind == "solve" and key.count("/") == 5:  # where a part left off: those before it are gone
+        children = key.rpartition("/")[0]
+        return [other for other in done if other == children or other.startswith(f"{children}/")]
     if kind in ("structure", "groups"):
         return [other for other in done if other.startswith(("vectors/", "split/"))]
     if kind != "finalise":

@@ -46,7 +46,7 @@ class Shared:
 
     def structure(self, tree: int, n_labels: int) -> Structure:
         """The shape of a tree."""
-        return Structure.read(structure_path(self.model, tree), n_labels)
+        return Structure.read(structure_path(self.model, tree), n_labels, checked=False)
 
     def row_weights(self) -> RowWeights:
         """Reads those of rows."""

@@ -32,7 +32,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import PackedArrayWriter, PackWriter, new_pack
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.stop import stop_if_unwanted
-from xmc_stream.tree.beams import Others
+from xmc_stream.tree.beams import Others, beams_above
 from xmc_stream.tree.kernels.solve import measure_rows, measure_weights, solve_lanes, take_entries
 from xmc_stream.tree.nodes import GUIDE
 from xmc_stream.tree.parameters import TreeParameters
@@ -154,7 +154,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class SolveJob:
-    """The children of parents [first, last) of a level below the root. before: packs of the beams of all rows.
+    """The children of parents [first, last) of a level below the root.
 
     max_entries: of rows that are held at a time, or those of one parent, for which the plan must have room.
     """
@@ -164,7 +164,6 @@ class SolveJob:
     level: int
     first: int
     last: int
-    before: tuple[str, ...]
     max_entries: int
     plan: MemoryPlan
     out: str
@@ -182,7 +181,8 @@ class SolveJob:
         level = structure.levels[self.level]
         problem = Problem.of(p, self.tree, level.last)
         numbers = np.arange(self.first, self.last)
-        parents = list(parents_of(Y, structure, level, numbers, self.before, p.negatives))
+        before = beams_above(self.of.work, self.tree, self.level, dataset.n_samples)
+        parents = list(parents_of(Y, structure, level, numbers, before, p.negatives))
         sizes = [int(X.lengths(parent.rows)[1].sum()) for parent in parents]
         most = max(len(parent.rows) for parent in parents), max(sizes)
         self.plan.refuse_unless(

@@ -4,13 +4,16 @@ LANES of them are solved beside each other. An epoch takes strips of neighbourin
 time (`kernels.order`), and visits those of their rows that are awake, in an order that is drawn too. All rows are read from X
 as they come. Those of a parent below the root are copied first, side by side. Where memory does not hold the copy, and alpha,
 LANE_BYTES a row, they lie in files, and are in memory for the strips at hand.
+
+A job that takes long leaves off, with all that the next one needs to go on from there.
 """
 
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,11 +32,13 @@ from xmc_stream.linear.kernels.rows import renumber, row_squares
 from xmc_stream.methods.weights import RowWeights
 from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import fitting_ranges
+from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import new_pack
+from xmc_stream.store.encoding import PackedArrayWriter, new_pack
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.files import let_go, nameless_map
 from xmc_stream.system.stop import stop_if_unwanted
+from xmc_stream.tree.beams import beams_above
 from xmc_stream.tree.guide import read_groups
 from xmc_stream.tree.kernels.solve import mark_rows, measure_rows, measure_weights
 from xmc_stream.tree.nodes import GUIDE
@@ -47,6 +52,8 @@ ROW_BYTES = 3  # of a row and LANES children, beside alpha
 OWN_ENTRY_BYTES = 8  # of an entry of X that is copied
 LISTED_BYTES = 112  # of a row of a parent below the root: which it is, how that was found, where it begins
 COPY_BYTES = 24 * _COPIED
+_SECONDS, _LEFT_BYTES = 15.0, 50e6  # before a job leaves off: so many, and one for so many bytes that it leaves
+_PIECE = 1 << 22  # numbers of alpha that are left, or taken up, at a time
 
 
 def bits_of_strips(X: SparseMatrix) -> int:
@@ -58,7 +65,7 @@ def bits_of_strips(X: SparseMatrix) -> int:
 class StreamJob:
     """Children [first, last) of a parent, counted from its first one.
 
-    before: packs of the beams of all rows, none where the parent has all rows. spare: bytes for alpha, and the copy of rows.
+    spare: bytes for alpha, and the copy of rows. part: jobs that left off before this one. out: what the first part leaves.
     """
 
     of: Shared
@@ -67,17 +74,23 @@ class StreamJob:
     parent: int
     first: int
     last: int
-    before: tuple[str, ...]
     spare: int
     out: str
+    part: int = 0
 
     @property
     def key(self) -> str:
-        """The parent and its children."""
-        return f"solve/{self.tree}/{self.level}/{self.parent}/{self.first}-{self.last}"
+        """The parent, its children, the part."""
+        children = f"solve/{self.tree}/{self.level}/{self.parent}/{self.first}-{self.last}"
+        return f"{children}/{self.part}" if self.part else children
+
+    @property
+    def left(self) -> str:
+        """The pack that this part leaves: a `Solution`, or where it left off."""
+        return f"{self.out}_{self.part}" if self.part else self.out
 
     def run(self) -> Receipt:
-        """Solve, and write."""
+        """Solve, and write. The receipt says whether there is more to do."""
         dataset, folder = self.of.dataset(), Path(self.out).parent
         X, lines, mark, begin, last = dataset.X_rows(), *self._children(dataset)
         problem, firsts = Problem.of(self.of.parameters, self.tree, last), range(self.first, self.last, LANES)
@@ -95,17 +108,24 @@ class StreamJob:
             used = mark(first, problem.penalty, lanes)
             groups.append(_Group(first, min(LANES, self.last - first), lanes, used, steps))
         key = partial(problem.strips_key, self.of.seed, self.tree, self.level, begin)
-        strips = _Strips(rows, n, bits_of_strips(X), room)
-        strips.settle(groups, problem, key)
+        strips, place = _Strips(rows, n, bits_of_strips(X), room), (0, 0)
+        if self.part:
+            place = _take_up(Path(replace(self, part=self.part - 1).left), groups, room)
+        ended = strips.settle(groups, problem, key, place, _Enough(groups))
+        receipt = {"bytes_read": X.bytes_read, "nnz": 0, "open": ended is not None}
+        if ended is not None:
+            _leave_off(Path(self.left), groups, ended, room)
+            return {**receipt, "passes": 0.0 if lines is not None else strips.n_read / max(dataset.n_samples, 1)}
         gaps = [] if self.first else strips.gaps(groups[0], problem)  # the same whatever else this job has
-        with new_pack(Path(self.out)) as pack:
+        with new_pack(Path(self.left)) as pack:
             solution = Solution(pack, dataset.n_features, dataset.n_samples)
             for group in groups:
                 solution.take(group.used, group.n, group.first, rows.features, problem, group.lanes)
             solution.end_parent()
             solution.close(gaps)
         read = n if lines is not None else strips.n_read
-        return {"nnz": solution.nnz, "bytes_read": X.bytes_read, "passes": read / max(dataset.n_samples, 1)}
+        passes = read / max(dataset.n_samples, 1)
+        return {**receipt, "nnz": solution.nnz, "bytes_read": X.bytes_read, "passes": passes}
 
     def _children(self, dataset: Dataset) -> tuple[NDArray[np.int64] | None, _Mark, int, bool]:
         """The rows of the parent, None for all; what enters children; the first of them, in its level; are they labels?"""
@@ -120,7 +140,8 @@ class StreamJob:
         if not self.level:
             return None, partial(_mark_all, Y, structure.nodes_of_labels(0)[:, None], classes), 0, level.last
         numbers, negatives = np.array([self.parent]), of.parameters.negatives
-        (parent,) = parents_of(dataset.Y_columns(), structure, level, numbers, self.before, negatives)
+        before = beams_above(of.work, self.tree, self.level, dataset.n_samples)
+        (parent,) = parents_of(dataset.Y_columns(), structure, level, numbers, before, negatives)
         return parent.rows, partial(_mark_some, parent.y, classes), begin, level.last
 
 
@@ -150,6 +171,7 @@ class _Room:
 _Mark = Callable[[int, Penalty, Lanes], int]
 _Read = tuple[CSR, NDArray[np.float64], NDArray[np.float64]]  # rows, their `row_squares` and weights
 _HERE = np.empty(0, np.int64)
+_LEFT = ("v", "v0", "quiet", "met")  # of lanes, beside alpha
 
 
 class _AllRows:
@@ -264,6 +286,54 @@ class _Group:
             self.whole = self.n_awake == n
 
 
+_Place = tuple[int, int]  # an epoch, and how often GROUP of its strips were visited
+
+
+class _Enough:
+    """Whether a job should leave off: what is left takes a tenth of its time, about, and a stop loses a few seconds."""
+
+    def __init__(self, groups: list[_Group]) -> None:
+        self._began, left = time.monotonic(), sum(group.lanes.v.nbytes + group.lanes.alpha.nbytes for group in groups)
+        self._seconds = max(_SECONDS, left / _LEFT_BYTES)
+
+    def __call__(self) -> bool:
+        return time.monotonic() - self._began > self._seconds
+
+
+def _leave_off(path: Path, groups: list[_Group], place: _Place, room: _Room) -> None:
+    """Write what `_take_up` reads."""
+    with new_pack(path) as pack:
+        pack.write("place", np.array(place))
+        pack.write("groups", np.array([[g.going, g.whole, g.n_awake] for g in groups], np.int64).ravel())
+        for i, group in enumerate(groups):
+            for name in _LEFT:
+                pack.write(f"{name}-{i}", getattr(group.lanes, name))
+            alpha = PackedArrayWriter(pack, f"alpha-{i}", np.float32)
+            for low in range(0, len(group.lanes.alpha), _PIECE):
+                alpha.append(group.lanes.alpha[low : low + _PIECE])
+                room.let_go()
+            alpha.close()
+
+
+def _take_up(path: Path, groups: list[_Group], room: _Room) -> _Place:
+    """Go on from what another job left: returns the place."""
+
+    def read(name: str, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        array = open_array(path / name)
+        return array.read(0, array.size, out)
+
+    for i, (group, state) in enumerate(zip(groups, read("groups").reshape(-1, 3).tolist(), strict=True)):
+        group.going, group.whole, group.n_awake = bool(state[0]), bool(state[1]), state[2]
+        for name in _LEFT:
+            read(f"{name}-{i}", getattr(group.lanes, name))
+        array, alpha = open_array(path / f"alpha-{i}"), group.lanes.alpha
+        for low in range(0, len(alpha), _PIECE):
+            array.read(low, min(low + _PIECE, len(alpha)), alpha[low : low + _PIECE])
+            room.let_go()
+    epoch, number = read("place").tolist()
+    return epoch, number
+
+
 class _Strips:
     """n rows in strips of 2^bits. n_read: how many were read so far."""
 
@@ -271,24 +341,36 @@ class _Strips:
         self._rows, self._n, self._bits, self._room = rows, n, bits, room
         self.n_read = 0
 
-    def settle(self, groups: list[_Group], problem: Problem, key: Callable[[int], np.uint64]) -> None:
-        """As `settle_lanes`, of each group. key: of the strips of an epoch."""
+    def settle(
+        self, groups: list[_Group], problem: Problem, key: Callable[[int], np.uint64], place: _Place, enough: _Enough
+    ) -> _Place | None:
+        """As `settle_lanes`, of each group, from a place on; returns where it ended before all had settled, else None.
+
+        key: of the strips of an epoch.
+        """
         n_strips = -(-self._n >> self._bits)
         slots = np.empty(n_strips, np.int64)
-        for group in groups:
+        begin, first = place
+        for group in groups if place == (0, 0) else ():
             group.lanes.quiet[:], group.going = 0, group.used > 0
-        for epoch in range(problem.epochs):
+        for epoch in range(begin, problem.epochs):
             going = [group for group in groups if group.going]
             if not going:
                 break
             strip_slots(n_strips, key(epoch), slots)
-            for group in going:
+            for group in going if not first else ():
                 group.lanes.met[:], group.n_awake = 0, 0
-            by_slot = np.argsort(slots)
-            for number, first in enumerate(range(0, n_strips, GROUP)):
-                self._visit(np.sort(by_slot[first : first + GROUP]), going, problem, number, epoch)
+            by_slot, numbers = np.argsort(slots), -(-n_strips // GROUP)
+            for number in range(first, numbers):
+                self._visit(np.sort(by_slot[number * GROUP : (number + 1) * GROUP]), going, problem, number, epoch)
+                if number + 1 < numbers and enough():
+                    return epoch, number + 1
+            first = 0
             for group in going:
                 group.end_epoch(self._n)
+            if any(group.going for group in groups) and epoch + 1 < problem.epochs and enough():
+                return epoch + 1, 0
+        return None
 
     def _visit(self, strips: NDArray[np.int64], going: list[_Group], problem: Problem, number: int, epoch: int) -> None:
         """Visit the rows of some strips."""
