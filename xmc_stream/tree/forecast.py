@@ -27,8 +27,8 @@ from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.solve import GUIDE_EPOCHS
 
 # nanoseconds: of an entry of X and LANES children, in memory or as it streams by; of one that is looked up in the weights of
-# a node; of a weight that is written; of a number of a label's vector
-_STEP, _STREAMED, _LOOKED_UP, _WEIGHT, _NUMBER = 12.0, 25.0, 30.0, 250.0, 12.0
+# a node; of one that is added to the vector of a label; of a number of that vector in all splits; of a weight that is written
+_STEP, _STREAMED, _LOOKED_UP, _ADDED, _SPLIT, _WEIGHT = 15.0, 28.0, 80.0, 20.0, 80.0, 250.0
 _TRIED = 2  # times that rows are read to try some C
 _VISITS = 6.0  # of a row of a parent below the root
 _OVERLAP = 0.55  # a row with y labels has them below y ** _OVERLAP nodes of a level
@@ -80,7 +80,7 @@ class TreeForecaster(Forecaster):
         X, Y, at_once = dataset.X_rows(), dataset.Y_rows(), plan.threads * plan.processes
         one, both = _stored(X), _stored(X) + _stored(Y)
         levels, trees = self._levels(), p.n_trees
-        k, n_nodes = dataset.n_labels, sum(shape.nodes)
+        k = dataset.n_labels
         vectors = -(-k // sizes.labels) if shape.splits or shape.start or self._guided else 0
         epochs = p.number("epochs")
         epochs = min(epochs, 5.2 + 0.36 * epochs)  # until children of a root settle
@@ -97,11 +97,12 @@ class TreeForecaster(Forecaster):
             visits = _VISITS * level.groups * (trees + (choice / level.passes if level is levels[-1] else 0.0))
             work += X.nnz * level.passes * visits * (_STREAMED if large else _STEP)
         weights = [self._weights(level) for level in levels]
-        work += X.nnz * trees * sum(min(p.beam, level.children) for level in levels[:-1]) * _LOOKED_UP
+        work += X.nnz * trees * sum(min(p.beam, level.parents) for level in levels[:-1]) * _LOOKED_UP
         work += trees * sum(weights) * _WEIGHT
-        work += vectors * X.nnz * Y.nnz / max(dataset.n_samples, 1) + DIMENSIONS * (k + n_nodes) * _NUMBER * (
-            trees + self._guided
-        )
+        if vectors:
+            work += (
+                X.nnz * Y.nnz / max(dataset.n_samples, 1) * _ADDED + k * DIMENSIONS * (trees + self._guided) * _SPLIT
+            )
         bytes_streamed = int(vectors * both + streams * one + down * both)
         bytes_gathered = int(
             one * (choice + trees * sum(self._read(level, level is levels[-1]) for level in levels[1:]))
