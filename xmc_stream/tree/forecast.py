@@ -26,9 +26,11 @@ from xmc_stream.tree.run import units_of_part
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.solve import GUIDE_EPOCHS
 
-# nanoseconds: of an entry of X and LANES children, in memory or as it streams by; of one that is looked up in the weights of
-# a node; of one that is added to the vector of a label; of a number of that vector in all splits; of a weight that is written
-_STEP, _STREAMED, _LOOKED_UP, _ADDED, _SPLIT, _WEIGHT = 15.0, 28.0, 80.0, 20.0, 80.0, 250.0
+# nanoseconds: of an entry of X and LANES children; of one that is looked up in the weights of a node; of one that is added to
+# the vector of a label; of a number of that vector in all splits; of a weight that is written
+_STEP, _LOOKED_UP, _ADDED, _SPLIT, _WEIGHT = 12.0, 70.0, 20.0, 80.0, 250.0
+_GROUP = 1.2e6  # nanoseconds of LANES children below the root, however few rows they have
+_DOUBLED, _CACHE = 7.0, 1 << 23  # nanoseconds more where rows stream by, each time that v has twice so many bytes
 _TRIED = 2  # times that rows are read to try some C
 _VISITS = 6.0  # of a row of a parent below the root
 _OVERLAP = 0.55  # a row with y labels has them below y ** _OVERLAP nodes of a level
@@ -69,6 +71,11 @@ class TreeForecaster(Forecaster):
     def _guided(self) -> bool:
         return bool(score_of(self.task.dataset, self._p.guide)["guide"] > 0)
 
+    @cached_property
+    def _streamed(self) -> float:
+        """As _STEP, where rows stream by: v has a cache line for each feature, and lies in memory if it is large."""
+        return _STEP + _DOUBLED * max(0.0, math.log2(4 * LANES * max(self.task.dataset.n_features, 1) / _CACHE))
+
     def check(self, plan: MemoryPlan) -> None:
         """Whether the smallest pieces fit."""
         plan_tree(plan, self.task.dataset, self.task.parameters, self._shape)
@@ -85,17 +92,18 @@ class TreeForecaster(Forecaster):
         epochs = p.number("epochs")
         epochs = min(epochs, 5.2 + 0.36 * epochs)  # until children of a root settle
         streams = trees * self._streams(levels[0].children, epochs, sizes, at_once)
-        work = X.nnz * trees * epochs * levels[0].groups * _STREAMED
+        work = X.nnz * trees * epochs * levels[0].groups * self._streamed
         if self._guided:
             streams += self._streams(N_GROUPS, GUIDE_EPOCHS, sizes, at_once)
-            work += X.nnz * GUIDE_EPOCHS * (N_GROUPS // LANES) * _STREAMED
+            work += X.nnz * GUIDE_EPOCHS * (N_GROUPS // LANES) * self._streamed
         down = trees * (len(levels) - 1)
         choice = 0.0 if p.C is not None else _TRIED * levels[-1].passes * self._chosen(levels[-1])
         gathered = trees * sum(level.passes for level in levels[1:]) + choice
         for level in levels[1:]:
             large = level.passes * X.nnz / level.parents > LARGE
             visits = _VISITS * level.groups * (trees + (choice / level.passes if level is levels[-1] else 0.0))
-            work += X.nnz * level.passes * visits * (_STREAMED if large else _STEP)
+            work += X.nnz * level.passes * visits * (self._streamed if large else _STEP)
+            work += level.parents * level.groups * _GROUP * trees
         weights = [self._weights(level) for level in levels]
         work += X.nnz * trees * sum(min(p.beam, level.parents) for level in levels[:-1]) * _LOOKED_UP
         work += trees * sum(weights) * _WEIGHT
