@@ -343,13 +343,24 @@ def disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], None]]]:
         subprocess.run(["umount", "-l", path], check=True)
 
 
+MANY_WEIGHTS = ("--set", "prune=0", "--set", "lam=0", "--set", "n_trees=2")  # of a tree
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["ppdsparse", "tree"])
 def test_training_on_a_full_disk(
     small: Path, tmp_path: Path, disk: tuple[Path, Callable[[str], None]], solver: str
 ) -> None:
     path, resize = disk
-    how = ("--solver", solver, "--memory-limit", "1GB", "--threads", 2, *(SETTINGS if solver == "ppdsparse" else ()))
+    how = (
+        "--solver",
+        solver,
+        "--memory-limit",
+        "1GB",
+        "--threads",
+        2,
+        *(SETTINGS if solver == "ppdsparse" else MANY_WEIGHTS),
+    )
     for size in ("400k", "5m" if solver == "ppdsparse" else "3m"):
         resize(size)
         line = fails("train", small, path / "m", *how)

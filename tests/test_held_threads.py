@@ -35,7 +35,7 @@ predicts = [model.predict_topk] + ([model.predict] if hasattr(model, "model_") e
 kind = type(getattr(model, "model_", model))
 prediction.predict_to = None  # which an engine runs
 held, hold = [], kind.hold
-kind.hold = lambda self: held.append(1) or hold(self)
+kind.hold = lambda self, room: held.append(1) or hold(self, room)
 answers, errors, counts, begin = {}, [], [], threading.Barrier(n_threads)
 
 def tasks():

@@ -101,7 +101,7 @@ def test_the_model_is_the_same_for_any_threads_limit_and_interruption(
         assert len(whole.of(UnitJob)) > 2 * p.n_trees
         assert any(job.level for job in whole.of(StreamJob))
     else:
-        assert len(whole.of(StreamJob)) == 1 + 1  # of labels, of the guide
+        assert len(whole.of(StreamJob)) == 1 + 2  # of labels, of the guide, 48 at a time
     assert bool(whole.of(ChoiceJob)) == (p.C is None)
     assert whole.result["C"] == cut.result["C"] == resumed.result["C"]
     assert finished(run_tree(data, tmp_path / "seed", p, seed=1)).digest() != digests[0]

@@ -461,7 +461,7 @@ def test_some_groups_of_labels_are_looked_at(tmp_path: Path) -> None:
     assert level.n_parents == 32
     for share in (0.0, 0.6):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(choice, "_SHARE", share)
+            patch.setattr(choice, "SHARE", share)
             drawn = [picks_of(level, rows, seed) for seed in range(3)]
         for picks in drawn:
             assert picks == sorted(set(picks))
@@ -473,8 +473,8 @@ def test_some_groups_of_labels_are_looked_at(tmp_path: Path) -> None:
                 assert max(np.diff([leaf for leaf, _ in picks])) <= 6  # evenly spaced
         assert drawn[0] != drawn[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "_SHARE", 0.6)
-        patch.setattr(choice, "_MOST", 14)
+        patch.setattr(choice, "SHARE", 0.6)
+        patch.setattr(choice, "MOST", 14)
         assert len(picks_of(level, rows, 0)) == 14
 
 

@@ -39,15 +39,16 @@ _FIXED = 8 * MIB
 class TreePlan:
     """labels: of a job of vectors; depth: from which on nodes are split by jobs of their own; held: labels whose vectors fit.
 
-    entries: of X, that a job of solving may hold; spare: bytes of a thread that solves children whose rows stream by, beside
-    the least that one group of them takes; weights: that are put into records at a time; cache_bytes: of weights in memory
-    while rows go down.
+    entries: of X, that a job of solving may hold; root: its children; spare: bytes of a thread that solves children whose rows
+    stream by, beside the least that one group of them takes; weights: that are put into records at a time; cache_bytes: of
+    weights in memory while rows go down.
     """
 
     labels: int
     depth: int
     held: int
     entries: int
+    root: int
     spare: int
     weights: int
     cache_bytes: int
@@ -112,7 +113,8 @@ def cut_children(
     groups = 1 + sizes.spare // of_file
     if sizes.spare >= copied + alpha:
         groups = 1 + (sizes.spare - copied - alpha) // (of_file + alpha)
-    n_groups = max(1, min(groups, _STREAM_WORK // max(entries, 1), -(-n_children // (LANES * at_once)), 8))
+    shared = -(-(n_children if rows is not None else sizes.root) // (LANES * at_once))  # the guide is cut as the root
+    n_groups = max(1, min(groups, _STREAM_WORK // max(entries, 1), shared, 8))
     step, spare = LANES * n_groups, sizes.spare - (n_groups - 1) * of_file
     return [(first, min(first + step, n_children)) for first in range(0, n_children, step)], spare
 
@@ -196,4 +198,5 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Shap
     packed = (plan.budget - sum(needs["writing nodes"].values())) // plan.threads // WEIGHT_BYTES
     packed = LEAST_WEIGHTS + min(packed, 1 << 24)
     cache = plan.threads * _FIXED + max(0, weights)
-    return TreePlan(labels, depth, room, entries, spare, packed, cache, plan.row_block_bytes)
+    root = shape.nodes[0] if shape.nodes else k
+    return TreePlan(labels, depth, room, entries, root, spare, packed, cache, plan.row_block_bytes)
