@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.compiler import needs_compiler
-from helpers.forked import forked_command, run_forked
 from helpers.problems import LIMIT
 from helpers.trees import array, run_tree, stored, topics, unpacked
 
@@ -113,44 +110,6 @@ def test_blocks_have_more_rows_where_weights_do_not_stay(model: tuple[xs.Model, 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # trainings
-
-WORDS = ["--solver", "tree", "--set", "max_leaf=10", "--set", "root=4", "--set", "branching=4", "--json"]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(small: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of a model by a command."""
-    path = tmp_path_factory.mktemp("undisturbed") / "m"
-    run_forked("train", small, path, *WORDS, "--memory-limit", "4GB", "--threads", 2)
-    return xs.load_model(path).digest()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damaged", ["0-0-0", "guide-0-0", "tree-0"])
-def test_what_is_damaged_is_made_again_though_what_it_was_made_from_is_gone(
-    damaged: str, undisturbed: str, small: Path, tmp_path: Path, commands: Callable[..., Any]
-) -> None:
-    work = tmp_path / "m.partial"
-    ledger = work / "ledger.jsonl"
-    with forked_command("train", small, tmp_path / "m", *WORDS, "--memory-limit", "1GB", "--threads", 1) as run:
-        assert run.wait_until(lambda: ledger.exists() and '"choice/' in ledger.read_text(errors="replace"))
-        run.kill()
-    assert not [*(work / "state" / "vectors").iterdir(), *(work / "state" / "split").iterdir()]
-    written = [path.name for path in (work / "units").iterdir()]
-    assert damaged in written
-    assert not [pack for pack in (work / "state" / "solve").iterdir() if not pack.name.startswith("0_1")]
-    file = max(
-        (path for path in (work / "units" / damaged).rglob("*") if path.is_file()), key=lambda f: f.stat().st_size
-    )
-    content = bytearray(file.read_bytes())
-    content[len(content) // 3] ^= 4
-    file.write_bytes(content)
-    words = [word for word in WORDS if word != "--json"]
-    told = commands("train", small, tmp_path / "m", *words, "--memory-limit", "400MB", "--threads", 2)
-    assert told["resumed"]
-    assert xs.load_model(tmp_path / "m").digest() == undisturbed
-    events = [json.loads(line) for line in (tmp_path / "m" / "events.jsonl").read_text().splitlines()]
-    assert any(event["event"] == "again" for event in events)
 
 
 def test_rows_and_alpha_lie_in_files_that_have_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

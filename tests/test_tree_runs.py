@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -179,6 +180,34 @@ def test_a_killed_training_goes_on_to_the_same_model(
     assert told["peak_rss"] <= 400e6
     assert xs.load_model(tmp_path / "m").digest() == undisturbed
     assert not (tmp_path / "m.partial").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged", ["0-0-0", "guide-0-0", "tree-0"])
+def test_what_is_damaged_is_made_again_though_what_it_was_made_from_is_gone(
+    damaged: str, undisturbed: str, small: Path, tmp_path: Path, commands: Callable[..., Any]
+) -> None:
+    work = tmp_path / "m.partial"
+    ledger = work / "ledger.jsonl"
+    with forked_command("train", small, tmp_path / "m", *WORDS, "--memory-limit", "1GB", "--threads", 1) as run:
+        assert run.wait_until(lambda: ledger.exists() and '"choice/' in ledger.read_text(errors="replace"))
+        run.kill()
+    assert not [*(work / "state" / "vectors").iterdir(), *(work / "state" / "split").iterdir()]
+    written = [path.name for path in (work / "units").iterdir()]
+    assert damaged in written
+    assert not [pack for pack in (work / "state" / "solve").iterdir() if not pack.name.startswith("0_1")]
+    file = max(
+        (path for path in (work / "units" / damaged).rglob("*") if path.is_file()), key=lambda f: f.stat().st_size
+    )
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 4
+    file.write_bytes(content)
+    words = [word for word in WORDS if word != "--json"]
+    told = commands("train", small, tmp_path / "m", *words, "--memory-limit", "400MB", "--threads", 2)
+    assert told["resumed"]
+    assert xs.load_model(tmp_path / "m").digest() == undisturbed
+    events = [json.loads(line) for line in (tmp_path / "m" / "events.jsonl").read_text().splitlines()]
+    assert any(event["event"] == "again" for event in events)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

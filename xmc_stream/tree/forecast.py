@@ -1,7 +1,7 @@
 """What a training of a label tree would do: passes, bytes, seconds, disk. From sizes alone.
 
 How many nodes of a level a row has labels below, how often rows are visited until children settle, and how many weights these
-keep is not known before. Here are rules that fit what was measured, see benchmarks/README "What plan says".
+keep is not known before. Here are rules that fit what was measured, see benchmarks/README "Large jobs".
 """
 
 from __future__ import annotations

@@ -96,9 +96,8 @@ class StreamJob:
         problem, firsts = Problem.of(self.of.parameters, self.tree, last), range(self.first, self.last, LANES)
         n = X.n_lines if lines is None else len(lines)
         room = _Room(self.spare - LANE_BYTES * n * len(firsts), folder)
-        rows: _AllRows | _OwnRows = _AllRows(X, self.of.row_weights())
-        if lines is not None:
-            rows = _OwnRows(X, self.of.row_weights(), lines, room)
+        of_rows = self.of.row_weights()
+        rows = _AllRows(X, of_rows) if lines is None else _OwnRows(X, of_rows, lines, room)
         groups = []
         for first in firsts:
             lanes = new_lanes(0, rows.n_features)._replace(
