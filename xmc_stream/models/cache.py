@@ -35,6 +35,7 @@ class TileCache:
         self.max_bytes = max_bytes
         self._free = threading.Condition()
         self._entries: dict[Hashable, _Entry] = {}  # the least recently used one first
+        self._taken = 0  # bytes of all entries
 
     @contextmanager
     def use(self, key: Hashable, size: int, make: Callable[[], T]) -> Iterator[T]:
@@ -53,7 +54,7 @@ class TileCache:
             with self._free:
                 entry.users -= 1
                 if entry.tile is None:  # it could not be made
-                    del self._entries[key]
+                    self._drop(key)
                 self._free.notify_all()
 
     def _take(self, key: Hashable, size: int) -> _Entry:
@@ -63,6 +64,7 @@ class TileCache:
                 entry = self._entries.get(key)
                 if entry is None and self._make_room(size):
                     self._entries[key] = _Entry(size)
+                    self._taken += size
                     return self._entries[key]
                 if entry is not None and entry.tile is not None:
                     self._entries[key] = self._entries.pop(key)
@@ -83,14 +85,19 @@ class TileCache:
             self._free.notify_all()
 
     def _make_room(self, size: int) -> bool:
-        room = self.max_bytes - sum(entry.size for entry in self._entries.values())
-        for key, entry in list(self._entries.items()):
+        room, dropped = self.max_bytes - self._taken, []
+        for key, entry in self._entries.items():
             if room >= size:
                 break
             if entry.users == 0:
-                del self._entries[key]
+                dropped.append(key)
                 room += entry.size
+        for key in dropped:
+            self._drop(key)
         return room >= size
+
+    def _drop(self, key: Hashable) -> None:
+        self._taken -= self._entries.pop(key).size
 
 
 _cache = TileCache(0)

@@ -220,8 +220,8 @@ def _directions(
 class SplitJob:
     """Split a node of a clustering, or all labels, down to a depth.
 
-    before: what the job left that split the labels down to depth `begin`, "" where that is 0; node: of that depth. held: labels
-    whose vectors may stay in memory.
+    before: what the job left that split the node above, or all labels, down to depth `begin`, "" where that is 0; node: of that
+    depth. held: labels whose vectors may stay in memory.
     """
 
     vectors: Vectors
@@ -245,7 +245,8 @@ class SplitJob:
         labels = np.arange(self.n_labels)
         if self.before:
             order, bounds = read_split(Path(self.before))
-            labels = order[bounds[self.node] : bounds[self.node + 1]]
+            mine = self.node % (len(bounds) - 1)
+            labels = order[bounds[mine] : bounds[mine + 1]]
         lines = _Lines(self.vectors, labels, len(labels) <= self.held)
         order, bounds = split(lines, len(labels), self.seed, self.clustering, self.node, self.begin, self.end)
         with new_pack(Path(self.out)) as pack:

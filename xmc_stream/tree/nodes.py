@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.models.cache import shared_cache
+from xmc_stream.models.cache import TileCache, shared_cache
 from xmc_stream.runtime.plan import fitting_ranges
 from xmc_stream.store.chunks import ChunkedArray, described, open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store, write_arrays
@@ -42,6 +42,9 @@ _SLICE_BITS = 16  # of hashes: which slice of them comes first
 CHILDREN, NODES = 1 << 13, 1 << 7  # of a unit, about: labels, or nodes, which have many more weights
 _MANY = 8  # one parent in so many is few
 OPEN_BYTES = 64  # of a child, at most, of an `OpenUnit`
+PARENT_BYTES = (
+    1 << 12
+)  # of a parent in memory, beside its places and records, with what Python has of it; more, 64 a child
 _ARRAYS = {
     "bits": np.uint8, "offsets": np.uint32, "starts": np.int64, "records": np.uint8, "bias": np.float32,
     "scale": np.float32,
@@ -209,6 +212,21 @@ class OpenUnit:
         mine = slice(int(children[0] - self._children[0]), int(children[-1] - self._children[0]))
         of_children = self._bias[mine], self._scale[mine]
         return Panels(first, self._word, panels, children, bits, buckets, offsets, starts, records, *of_children)
+
+    def kept(self, cache: TileCache, ptr: NDArray[np.int64]) -> Iterator[Panels]:
+        """The parents that have a row, one by one: they stay in memory as far as the cache has room. ptr: as of `met`."""
+        first, last = self._unit.first, self._unit.last
+        for parent in (np.flatnonzero(np.diff(ptr[first : last + 1])) + first).tolist():
+            read = partial(self.read, parent, parent + 1)
+            with cache.use((self._unit, parent), self.size(parent), lambda read=read: Tile(read())) as tile:  # type: ignore[misc]
+                yield tile.panels
+
+    def size(self, parent: int) -> int:
+        """Bytes of a parent in memory, at most."""
+        low, high = (int(self._panels[parent + step - self._unit.first]) for step in (0, 1))
+        n_children = int(self._children[high] - self._children[low])
+        places, records = (int(ends[high] - ends[low]) for ends in (self._buckets, self._starts))
+        return PARENT_BYTES + OPEN_BYTES * n_children + 4 * places + records
 
     def met(self, ptr: NDArray[np.int64]) -> Iterator[Panels]:
         """The parents that have a row, those beside each other together. ptr: where the rows of each parent begin."""

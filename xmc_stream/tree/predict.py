@@ -19,6 +19,7 @@ from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.linear.implied import ImpliedLabels
 from xmc_stream.linear.kernels.implied import lift
 from xmc_stream.metrics import among, leave_out_labels
+from xmc_stream.models.cache import TileCache
 from xmc_stream.models.decisions import Decision
 from xmc_stream.models.runs import (
     HELD_ROWS,
@@ -49,7 +50,17 @@ from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES
 from xmc_stream.tree.guide import LEVEL, NO_GROUPS, read_groups
 from xmc_stream.tree.kernels.beam import Best, fill_up, order_ties
 from xmc_stream.tree.kernels.records import Panels
-from xmc_stream.tree.nodes import GUIDE, OPEN_BYTES, OpenUnit, Unit, UnitTiles, met, shared_units, structure_path
+from xmc_stream.tree.nodes import (
+    GUIDE,
+    OPEN_BYTES,
+    PARENT_BYTES,
+    OpenUnit,
+    Unit,
+    UnitTiles,
+    met,
+    shared_units,
+    structure_path,
+)
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.run import TreeRun
 from xmc_stream.tree.scoring import LIST, UNREACHED, Scorer
@@ -138,17 +149,18 @@ class TreesPlan(StreamPlan):
 class OpenTrees:
     """Trees that are read as they are needed, or held. counts: training rows of each label.
 
-    cache_bytes: of units in memory, which the threads of a process share. None: this has its own, all of them, or with
-    in_memory=False open ones, of which parents are read as they are met.
+    cache_bytes: of units in memory, which the threads of a process share. None: this has its own, all of them, or where `room`
+    is given open ones: parents are read as they are met, and stay as far as so many bytes go.
     """
 
     def __init__(
-        self, model: TreeWeights, beam: int, cache_bytes: int | None, raw: bool = False, in_memory: bool = True
+        self, model: TreeWeights, beam: int, cache_bytes: int | None, raw: bool = False, room: int | None = None
     ) -> None:
         self.model, self.structures, self._cache = model, model.structures(), cache_bytes
         own = model.tiles if cache_bytes is None else []
-        self._held = {unit: model.unit(unit, self.structures) for unit, _ in own if in_memory}
-        self._open = {unit: model.open_unit(unit, self.structures) for unit, _ in own if not in_memory}
+        self._held = {unit: model.unit(unit, self.structures) for unit, _ in own if room is None}
+        self._open = {unit: model.open_unit(unit, self.structures) for unit, _ in own if room is not None}
+        self._parents = TileCache(room or 0)
         self._tiles: dict[tuple[int, int], list[tuple[Unit, int]]] = defaultdict(list)
         for unit, size in model.tiles:
             self._tiles[unit.tree, unit.level].append((unit, size))
@@ -169,7 +181,7 @@ class OpenTrees:
         units = [unit for unit, _ in met(tiles, ptr)]
         if self._held:
             return [self._held[unit] for unit in units]
-        return (panels for unit in units for panels in self._open[unit].met(ptr))
+        return (panels for unit in units for panels in self._open[unit].kept(self._parents, ptr))
 
     def best(self, x: CSR, barred: Labels, k: int) -> Best:
         """The k best labels of each row; where the model is calibrated, of the COUNTED best by their own scores."""
@@ -242,11 +254,12 @@ def row_auc(model: OpenTrees, x: CSR, y: Block, barred: Labels) -> int:
 
 
 class HeldTrees:
-    """All trees in memory, or what says where the weights of nodes lie on disk. room: bytes."""
+    """All trees in memory, or of those on disk the parents that rows reached, as far as there is room (bytes)."""
 
     def __init__(self, model: TreeWeights, room: int) -> None:
-        in_memory = sum(_all_needs(model).values()) <= room
-        self._trees, self._rows = OpenTrees(model, model.width, None, in_memory=in_memory), _held_rows(model)
+        needs = held_needs(model, room)
+        self._trees = OpenTrees(model, model.width, None, room=needs.get("nodes that rows reach"))
+        self._rows = _held_rows(model)
 
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
@@ -272,9 +285,9 @@ def held_needs(model: TreeWeights, room: int) -> dict[str, int]:
     needs = _all_needs(model)
     if sum(needs.values()) <= room:
         return needs
-    children = sum(map(sum, model.levels))
-    largest = max(size for _, size in model.tiles)
-    return {**needs, "trees": model.shape_bytes + OPEN_BYTES * children, "nodes that a row reaches": largest}
+    needs["trees"] = model.shape_bytes + OPEN_BYTES * sum(map(sum, model.levels))
+    largest = PARENT_BYTES + 2 * max(size for _, size in model.tiles)
+    return {**needs, "nodes that rows reach": max(largest, room - sum(needs.values()))}
 
 
 def _all_needs(model: TreeWeights) -> dict[str, int]:

@@ -5,7 +5,8 @@ A tree is made of splits of its vectors, or is given, or is that of the model th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import itertools
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,27 +45,33 @@ class Shapes:
         """Phases of jobs; returns the receipts of the last one, of the trees in turn and of the groups."""
         vectors = yield from self._vectors()
         trees = range(self.of.parameters.n_trees)
-        deepest = max(self.shape.splits, default=0)
-        below = min(self.sizes.depth, deepest) or deepest
-        made = not self.start and self.shape.given is None
-        tops = [self._split(vectors, tree, 0, 0, below) for tree in trees if made]
         groups: list[SplitJob] = []
         if self.guided and not self.groups:
             groups = [self._split(vectors, FIRST_CLUSTERING + r, 0, 0, DEPTH) for r in range(CLUSTERINGS)]
-        if first := [*tops, *groups]:
-            yield self._phase("splits", first, 0.5, 0.75)
-        parts = [[top] for top in tops]
-        if below < deepest:
+        made = trees if not self.start and self.shape.given is None else range(0)
+        parts, steps = list[list[SplitJob]](), self._steps()
+        for number, (begin, end) in enumerate(steps):
+            above = parts
             parts = [
-                [self._split(vectors, tree, node, below, deepest, top.out) for node in range(1 << below)]
-                for tree, top in enumerate(tops)
+                [
+                    self._split(vectors, tree, node, begin, end, above[tree][node // 2].out if begin else "")
+                    for node in range(1 << begin)
+                ]
+                for tree in made
             ]
-            yield self._phase("splits below", [job for of_tree in parts for job in of_tree], 0.75, 1.0)
+            if jobs := [*itertools.chain.from_iterable(parts), *(groups if number == 0 else [])]:
+                yield self._phase("splits", jobs, number, len(steps))
         joins = [*(self._tree(tree, parts, vectors) for tree in trees), *self._groups(groups, vectors)]
-        return (yield self._phase("shapes", joins, 1.0, 1.0))
+        return (yield self._phase("shapes", joins, 1, 1))
 
-    def _phase(self, name: str, jobs: list[Job] | list[SplitJob], begin: float, end: float) -> Phase:
-        span = self.share * begin, self.share * end
+    def _steps(self) -> list[tuple[int, int]]:
+        """From which depth to which the nodes of a tree are split by a job each: by one, until they are small."""
+        deepest = max(self.shape.splits, default=0)
+        edges = [*range(min(self.sizes.depth, deepest) + 1), deepest]
+        return [(begin, end) for begin, end in itertools.pairwise(edges) if begin < end] or [(0, 0)]
+
+    def _phase(self, name: str, jobs: Sequence[Job], number: int, steps: int) -> Phase:
+        span = self.share * (0.5 + 0.5 * number / steps), self.share * (0.5 + 0.5 * min(number + 1, steps) / steps)
         return Phase(name, jobs, "splitting the labels" if not self.start else "keeping the trees", span, twice=True)
 
     def _vectors(self) -> Generator[Phase, list[Receipt], Vectors]:
