@@ -13,11 +13,13 @@ from helpers.problems import LIMIT
 from helpers.trees import array, run_tree, stored, topics, unpacked
 
 import xmc_stream as xs
+from xmc_stream.kernels.blocks import CSR
+from xmc_stream.models.runs import filter_pairs
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.tree import nodes, plan, predict
 from xmc_stream.tree.nodes import OpenUnit, shared_units
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.predict import HeldTrees, TreeTask, TreeWeights
+from xmc_stream.tree.predict import HeldTrees, OpenTrees, TreeTask, TreeWeights
 from xmc_stream.tree.streaming import StreamJob
 
 pytestmark = needs_compiler
@@ -94,6 +96,37 @@ def test_a_model_that_does_not_fit_ranks_rows_alike(
     monkeypatch.setattr(nodes, "_MANY", 1)
     labels, scores = made.predict_topk(data, 7, memory_limit="4GB", threads=2)
     assert (labels.tobytes(), scores.tobytes()) == found[0]
+
+
+def test_parents_that_rows_reached_stay_as_far_as_there_is_room(
+    model: tuple[xs.Model, xs.Dataset, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, data, _ = model
+    of, reads = TreeWeights(made.path), list[int]()
+    read = OpenUnit.read
+
+    def counted(unit: OpenUnit, first: int, last: int) -> nodes.Panels:
+        panels = read(unit, first, last)
+        taken = sum(part.nbytes for part in panels if isinstance(part, np.ndarray))
+        assert taken < unit.size(first) < taken + 2 * nodes.PARENT_BYTES
+        reads.append(unit.size(first))
+        return panels
+
+    monkeypatch.setattr(OpenUnit, "read", counted)
+
+    def bytes_read(trees: OpenTrees, start: int, stop: int) -> int:
+        reads.clear()
+        for i in range(start, stop):
+            trees.best(CSR.of(data.X_rows().block(i, i + 1)), filter_pairs(), 3)
+        return sum(reads)
+
+    plenty, little = (OpenTrees(of, of.width, None, room=room) for room in (1 << 30, 4 * nodes.PARENT_BYTES))
+    first = bytes_read(plenty, 0, 20)
+    assert first > 0
+    assert bytes_read(plenty, 0, 20) == 0
+    assert bytes_read(plenty, 20, data.n_samples) > 0
+    assert bytes_read(little, 0, 20) > first
+    assert bytes_read(little, 0, 20) > first
 
 
 def test_blocks_have_more_rows_where_weights_do_not_stay(model: tuple[xs.Model, xs.Dataset, Any]) -> None:
