@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +53,16 @@ class _Level:
 
 
 @dataclass(frozen=True)
+class _Part:
+    """Of a training. passes: over X; streamed, gathered: bytes of whole passes, of rows here and there; work: nanoseconds."""
+
+    passes: float = 0.0
+    streamed: float = 0.0
+    gathered: float = 0.0
+    work: float = 0.0
+
+
+@dataclass(frozen=True)
 class TreeForecaster(Forecaster):
     """From sizes alone."""
 
@@ -83,50 +94,85 @@ class TreeForecaster(Forecaster):
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """Without a probe."""
         dataset, p, shape = self.task.dataset, self._p, self._shape
-        sizes, needs = plan_tree(plan, dataset, p, shape), least_needs(plan, dataset, p, shape)
-        X, Y, at_once = dataset.X_rows(), dataset.Y_rows(), plan.threads * plan.processes
-        one, both = _stored(X), _stored(X) + _stored(Y)
-        levels, trees = self._levels(), p.n_trees
-        k = dataset.n_labels
-        vectors = -(-k // sizes.labels) if shape.splits or shape.start or self._guided else 0
-        epochs = p.number("epochs")
-        epochs = min(epochs, 5.2 + 0.36 * epochs)  # until children of a root settle
-        streams = trees * self._streams(levels[0].children, epochs, sizes, at_once)
-        work = X.nnz * trees * epochs * levels[0].groups * self._streamed
-        if self._guided:
-            streams += self._streams(N_GROUPS, GUIDE_EPOCHS, sizes, at_once)
-            work += X.nnz * GUIDE_EPOCHS * (N_GROUPS // LANES) * self._streamed
-        down = trees * (len(levels) - 1)
-        choice = 0.0 if p.C is not None else _TRIED * levels[-1].passes * self._chosen(levels[-1])
-        gathered = trees * sum(level.passes for level in levels[1:]) + choice
-        for level in levels[1:]:
-            large = level.passes * X.nnz / level.parents > LARGE
-            visits = _VISITS * level.groups * (trees + (choice / level.passes if level is levels[-1] else 0.0))
-            work += X.nnz * level.passes * visits * (self._streamed if large else _STEP)
-            work += level.parents * level.groups * _GROUP * trees
+        needs = least_needs(plan, dataset, p, shape)
+        sizes, levels = plan_tree(plan, dataset, p, shape), self._levels()
         weights = [self._weights(level) for level in levels]
-        work += X.nnz * trees * sum(min(p.beam, level.parents) for level in levels[:-1]) * _LOOKED_UP
-        work += trees * sum(weights) * _WEIGHT
-        if vectors:
-            work += (
-                X.nnz * Y.nnz / max(dataset.n_samples, 1) * _ADDED + k * DIMENSIONS * (trees + self._guided) * _SPLIT
-            )
-        bytes_streamed = int(vectors * both + streams * one + down * both)
-        bytes_gathered = int(
-            one * (choice + trees * sum(self._read(level, level is levels[-1]) for level in levels[1:]))
-        )
+        vectors = shape.splits or shape.start or self._guided
+        parts = [
+            *([self._vectors(sizes.labels)] if vectors else []),
+            *self._all_rows(levels[0], sizes, plan.threads * plan.processes),
+            *([self._choice(levels[-1])] if p.C is None else []),
+            *(self._below(level, level is levels[-1]) for level in levels[1:]),
+            self._down(levels[:-1]),
+            _Part(work=p.n_trees * sum(weights) * _WEIGHT),
+        ]
+        streamed, gathered = int(sum(part.streamed for part in parts)), int(sum(part.gathered for part in parts))
         phase = max(needs, key=lambda name: sum(needs[name].values()))
         return {
-            "passes": round(vectors + streams + down + gathered, 2),
+            "passes": round(sum(part.passes for part in parts), 2),
             "at_most": False,
-            "bytes_read": bytes_streamed + bytes_gathered,
-            "bytes_streamed": bytes_streamed,
-            "bytes_gathered": bytes_gathered,
-            "disk_bytes": self._disk(levels, weights, vectors > 0),
+            "bytes_read": streamed + gathered,
+            "bytes_streamed": streamed,
+            "bytes_gathered": gathered,
+            "disk_bytes": self._disk(levels, weights, bool(vectors)),
             "peak_phase": phase,
             "peak_parts": needs[phase],
-            "seconds": round(1e-9 * work / at_once + 0.5, 1),
+            "seconds": round(1e-9 * sum(part.work for part in parts) / (plan.threads * plan.processes) + 0.5, 1),
         }
+
+    @cached_property
+    def _bytes(self) -> tuple[int, int]:
+        """Of X on disk, and of X and Y."""
+        x = _stored(self.task.dataset.X_rows())
+        return x, x + _stored(self.task.dataset.Y_rows())
+
+    def _vectors(self, at_a_time: int) -> _Part:
+        """Vectors of labels, so many at a time, and all splits of them."""
+        X, Y, k = self.task.dataset.X_rows(), self.task.dataset.Y_rows(), self.task.dataset.n_labels
+        passes = -(-k // at_a_time)
+        added = X.nnz * Y.nnz / max(X.shape[0], 1) * _ADDED
+        return _Part(
+            passes, passes * self._bytes[1], 0, added + k * DIMENSIONS * (self._p.n_trees + self._guided) * _SPLIT
+        )
+
+    def _all_rows(self, root: _Level, sizes: TreePlan, at_once: int) -> Iterator[_Part]:
+        """The children of the root of each tree, and the guide; one pass of each measures gaps."""
+        epochs = self._p.number("epochs")
+        settled = min(epochs, 5.2 + 0.36 * epochs)  # about when children of a root have
+        wanted = [(root.children, settled)] * self._p.n_trees
+        if self._guided:
+            wanted.append((N_GROUPS, GUIDE_EPOCHS))
+        X = self.task.dataset.X_rows()
+        for n, visits in wanted:
+            passes = len(cut_children(n, None, self.task.dataset, sizes, at_once)[0]) * visits + 1.0
+            yield _Part(passes, passes * self._bytes[0], 0, X.nnz * visits * -(-n // LANES) * self._streamed)
+
+    def _choice(self, leaves: _Level) -> _Part:
+        """C, by some leaves of the first tree."""
+        groups = min(max(SHARE * leaves.groups * leaves.parents, LEAST), MOST)
+        passes = _TRIED * leaves.passes * min(1.0, groups / leaves.parents)
+        return _Part(passes, 0, passes * self._bytes[0], passes * self._visits(leaves))
+
+    def _visits(self, level: _Level) -> float:
+        """Nanoseconds of a pass over X while the children of a level are solved."""
+        X = self.task.dataset.X_rows()
+        large = level.passes * X.nnz / level.parents > LARGE
+        return X.nnz * _VISITS * level.groups * (self._streamed if large else _STEP)
+
+    def _below(self, level: _Level, last: bool) -> _Part:
+        """The children of a level below the first, of all trees. Jobs read rows of several parents once."""
+        passes = level.passes * self._p.n_trees
+        entries = self.task.dataset.X_rows().nnz * level.passes * level.groups
+        jobs = max(entries / JOB_ENTRIES, level.children / (CHILDREN if last else NODES), 1.0)
+        read = self._p.n_trees * jobs * (1.0 - math.exp(-level.passes / jobs)) * self._bytes[0]
+        groups = self._p.n_trees * level.parents * level.groups
+        return _Part(passes, 0, read, passes * self._visits(level) + groups * _GROUP)
+
+    def _down(self, levels: list[_Level]) -> _Part:
+        """All rows on their way down."""
+        passes = self._p.n_trees * len(levels)
+        looked_up = self._p.n_trees * sum(min(self._p.beam, level.parents) for level in levels)
+        return _Part(passes, passes * self._bytes[1], 0, self.task.dataset.X_rows().nnz * looked_up * _LOOKED_UP)
 
     def _levels(self) -> list[_Level]:
         dataset, shape = self.task.dataset, self._shape
@@ -134,21 +180,6 @@ class TreeForecaster(Forecaster):
         passes = (1.0 + self._p.negatives) * labels**_OVERLAP
         below = [_Level(n, m, min(passes, n)) for n, m in itertools.pairwise([*shape.nodes, dataset.n_labels])]
         return [_Level(1, shape.nodes[0] if shape.nodes else dataset.n_labels, 1.0), *below]
-
-    def _streams(self, n_children: int, epochs: float, sizes: TreePlan, at_once: int) -> float:
-        """Passes over X for the children of a root, with those that measure gaps."""
-        return len(cut_children(n_children, None, self.task.dataset, sizes, at_once)[0]) * epochs + 1.0
-
-    def _chosen(self, leaves: _Level) -> float:
-        """The share of leaves that say which C is good."""
-        groups = min(max(SHARE * leaves.groups * leaves.parents, LEAST), MOST)
-        return min(1.0, groups / leaves.parents)
-
-    def _read(self, level: _Level, last: bool) -> float:
-        """Passes over X that jobs read, each of which reads a row of several parents once."""
-        work = self.task.dataset.X_rows().nnz * level.passes * level.groups
-        jobs = max(work / JOB_ENTRIES, level.children / (CHILDREN if last else NODES), 1.0)
-        return jobs * (1.0 - math.exp(-level.passes / jobs))
 
     def _weights(self, level: _Level) -> float:
         """Of all children of a level."""
