@@ -33,6 +33,7 @@ from xmc_stream.store.encoding import PackedArrayWriter, PackWriter, new_pack
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.stop import stop_if_unwanted
 from xmc_stream.tree.beams import Others, beams_above
+from xmc_stream.tree.kernels.records import Weights
 from xmc_stream.tree.kernels.solve import measure_rows, measure_weights, solve_lanes, take_entries
 from xmc_stream.tree.nodes import GUIDE
 from xmc_stream.tree.parameters import TreeParameters
@@ -46,7 +47,7 @@ ROW_BYTES = LANE_BYTES + 80  # of a row in a problem, beside its entries
 ENTRY_BYTES = 8 + 8 + 8  # of an entry of X as it is gathered, checked, and with local features
 FEATURE_BYTES = LANE_BYTES + 8  # of a feature in a problem: v, and what it is called
 _TAKEN = 1 << 14  # features whose weights are taken at a time
-TAKEN_BYTES = (9 + 8) * LANES * _TAKEN
+TAKEN_BYTES = 12 * LANES * _TAKEN
 
 
 def parent_needs(threads: int, n: int, nnz: int, n_features: int) -> dict[str, int]:
@@ -105,48 +106,51 @@ class Solution:
             "bias": np.float32,
         }
         self._writers = {name: PackedArrayWriter(pack, name, kind) for name, kind in kinds.items()}
-        room = LANES * min(n_features, _TAKEN) + 1
-        self._features, self._children = np.empty(room, np.int32), np.empty(room, np.uint8)
-        self._values = np.empty(room, np.float32)
-        self._count = self.nnz = 0
+        room = LANES * (min(n_features, _TAKEN) + 1)
+        self._entries = Weights(np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.float32))
+        self._bias = list[NDArray[np.float32]]()
+        self._filled = self._count = self.nnz = 0
 
-    def take(
-        self, used: int, n: int, first: int, names: NDArray[np.int32] | None, problem: Problem, lanes: Lanes
-    ) -> None:
-        """The first n lanes, which are children first, first + 1, ... of a parent. names: of the features.
+    def take(self, used: int, n: int, first: int, names: NDArray[np.int32], problem: Problem, lanes: Lanes) -> None:
+        """The first n lanes, which are children first, first + 1, ... of a parent. names: of the features, see `take_entries`.
 
         Those that every training row lies below are sure, and need no weights.
         """
-        sure = np.bitwise_and.reduce(lanes.positive) if len(lanes.positive) == self._n_samples else 0
-        n_features = len(lanes.v) // LANES
+        sure = int(np.bitwise_and.reduce(lanes.positive)) if len(lanes.positive) == self._n_samples else 0
+        n_features, room = len(lanes.v) // LANES, len(self._entries.values)
         for low in range(0, n_features, _TAKEN):
             high = min(low + _TAKEN, n_features)
-            some = lanes._replace(v=lanes.v[low * LANES : high * LANES])
+            if self._filled + LANES * (high - low + 1) > room:
+                self._flush()
             filled = take_entries(
-                used & ~int(sure), high - low, problem.penalty.lam, problem.prune, some, self._features, self._children,
-                self._values,
+                used & ~sure, problem.penalty.lam, problem.prune, lanes, low, high, names, first, self._filled, self._entries
             )  # fmt: skip
-            features = self._features[:filled] + np.int32(low)
-            self._writers["features"].append(features if names is None else names[features])
-            self._writers["children"].append(self._children[:filled].astype(np.int32) + np.int32(first))
-            self._writers["values"].append(self._values[:filled])
-            self._count += filled
-        learned, known = ((bits >> np.arange(n)) & 1 > 0 for bits in (used, int(sure)))
+            self._count, self._filled = self._count + filled - self._filled, filled
+        lane = np.arange(n)
+        learned, known = (used >> lane) & 1 > 0, (sure >> lane) & 1 > 0
         bias = np.where(learned, lanes.v0[:n], np.float32(-np.inf))
-        self._writers["bias"].append(np.where(known, np.float32(SURE), bias))
+        self._bias.append(np.where(known, np.float32(SURE), bias))
+
+    def _flush(self) -> None:
+        for name, values in self._entries._asdict().items():
+            self._writers[name].append(values[: self._filled])
+        self._filled = 0
 
     def take_alone(self) -> None:
         """The only child of a parent, a node: its z is 1 and so its path is the parent's."""
-        self._writers["bias"].append(np.ones(1, np.float32))
+        self._bias.append(np.ones(1, np.float32))
         self.end_parent()
 
     def end_parent(self) -> None:
         """All children of a parent were taken."""
         self._writers["counts"].append(np.array([self._count]))
+        self._writers["bias"].append(np.concatenate(self._bias))
+        self._bias.clear()
         self.nnz, self._count = self.nnz + self._count, 0
 
     def close(self, gaps: list[float]) -> None:
         """All parents were taken. gaps: relative duality gaps of some children."""
+        self._flush()
         self._pack.write("gaps", np.array(gaps, np.float64))
         for writer in self._writers.values():
             writer.close()
@@ -183,7 +187,9 @@ class SolveJob:
         numbers = np.arange(self.first, self.last)
         before = beams_above(self.of.work, self.tree, self.level, dataset.n_samples)
         parents = list(parents_of(Y, structure, level, numbers, before, p.negatives))
-        sizes = [int(X.lengths(parent.rows)[1].sum()) for parent in parents]
+        rows = np.unique(np.concatenate([parent.rows for parent in parents]))
+        lengths = X.lengths(rows)[1]
+        sizes = [int(lengths[np.searchsorted(rows, parent.rows)].sum()) for parent in parents]
         most = max(len(parent.rows) for parent in parents), max(sizes)
         self.plan.refuse_unless(
             parent_needs(self.plan.threads, *most, dataset.n_features), "the label tree: children of nodes"

@@ -176,7 +176,7 @@ _LEFT = ("v", "v0", "quiet", "met")  # of lanes, beside alpha
 class _AllRows:
     """All rows, read from X as they come."""
 
-    features = None
+    features = np.empty(0, np.int32)  # not numbered anew
 
     def __init__(self, X: SparseMatrix, of_rows: RowWeights) -> None:
         self._X, self._of_rows, self.n_features = X, of_rows, X.shape[1]

@@ -10,6 +10,7 @@ from xmc_stream.kernels.instructions import LANES, soft_lines
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.linear.kernels.dcd import Penalty, Steps
 from xmc_stream.linear.kernels.lanecd import Lanes, Rest, begin_lanes, measure_lanes, settle_lanes
+from xmc_stream.tree.kernels.records import Weights
 
 
 @kernel
@@ -57,26 +58,27 @@ def measure_weights(lam: float, lanes: Lanes, figures: NDArray[np.float64]) -> N
 
 @kernel
 def take_entries(
-    used: int, n_features: int, lam: float, prune: float, lanes: Lanes, features: NDArray[np.int32],
-    children: NDArray[np.uint8], weights: NDArray[np.float32],
+    used: int, lam: float, prune: float, lanes: Lanes, low: int, high: int, names: NDArray[np.int32], first: int,
+    filled: int, entries: Weights,
 ) -> int:  # fmt: skip
-    """The weights soft(v, lam) that are at least `prune` in size, feature by feature; returns how many there are.
+    """The weights soft(v, lam) that are at least `prune` in size, feature by feature; returns how many there are so far.
 
-    children: their lanes. features, children, weights: with room for LANES n_features and LANES more.
+    Of features [low, high), those of lanes that are used; lane 0 is child `first`. names: what the features are called, empty
+    where that is their number. entries: behind the first `filled`, with room for LANES weights of each feature and LANES more.
     """
     v, least, bound = lanes.v, np.float32(prune), np.float32(lam)
-    filled = 0
-    for j in range(n_features):
+    for j in range(low, high):
         largest = np.float32(0.0)
         for lane in range(LANES):
             largest = max(largest, abs(v[j * LANES + lane]))
         if largest < least + bound:
             continue
+        name = names[j] if len(names) else np.int32(j)
         for lane in range(LANES):
             value = v[j * LANES + lane]
             w = value - min(max(value, -bound), bound)
             # written whether it counts or not: to foresee which do takes longer than to write
-            features[filled], children[filled], weights[filled] = j, lane, w
+            entries.features[filled], entries.children[filled], entries.values[filled] = name, first + lane, w
             filled += int(abs(w) >= least and w != np.float32(0.0) and (used >> lane) & 1)
     return filled
 
