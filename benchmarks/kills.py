@@ -44,7 +44,8 @@ PHASES = {
     "pdsparse": ("pass", "objective", "weights"),
     "tree": ("vectors", "split", "root", "beam", "choice", "children"),
 }
-SHAPE = "--samples 4000 --features 2000 --labels 2100 --features-per-sample 40 --test-samples 10000".split()
+SIZES = {"samples": 4000, "features": 2000, "labels": 2100}
+OF_ROW = {"features-per-sample": 40, "test-samples": 10000}
 
 
 @dataclass
@@ -251,11 +252,14 @@ def campaign(
 @click.argument("folder", type=click.Path(path_type=Path, exists=False))
 @click.option("--kills", default=50, show_default=True)
 @click.option("--seed", default=0, show_default=True)
+@click.option("--times", default=1, show_default=True, help="Rows, features and labels of the set, so many times.")
 @click.option("--compile/--no-compile", "compiling", default=True, show_default=True)
 @click.option("--solver", type=click.Choice(list(PHASES)), default="ppdsparse", show_default=True)
 @click.option("--only", type=click.Choice(COMMANDS), multiple=True, default=COMMANDS, show_default=True)
-def main(folder: Path, kills: int, seed: int, compiling: bool, solver: str, only: tuple[str, ...]) -> None:
-    done = campaign(folder, kills, seed, SHAPE, compiling=compiling, solver=solver, only=only)
+def main(folder: Path, kills: int, seed: int, times: int, compiling: bool, solver: str, only: tuple[str, ...]) -> None:
+    sizes = {**OF_ROW, **{name: n * times for name, n in SIZES.items()}}
+    shape = [word for name, n in sizes.items() for word in (f"--{name}", str(n))]
+    done = campaign(folder, kills, seed, shape, compiling=compiling, solver=solver, only=only)
     phases = Counter(phase for kill in done for phase in set(kill.phases))
     others = {phase for name, names in PHASES.items() if name != solver for phase in names}
     for phase in (*(phase for phase in beacon.PHASES if phase not in others), "other"):
