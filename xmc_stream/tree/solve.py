@@ -235,8 +235,9 @@ def parents_of(
         of_children = level.children[level.ptr[parent] : level.ptr[parent + 1] + 1] - level.parents[parent]
         ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])])[of_children]
         found = np.concatenate(parts).astype(np.int64)
-        rows = np.arange(Y.shape[0])
-        if others is not None:
+        if others is None:
+            rows = np.arange(Y.shape[0])
+        else:
             positive = np.unique(found)
             rows = np.sort(np.concatenate([positive, others.drawn(number, int(np.ceil(negatives * len(positive))))]))
         yield Parent(rows, Labels(ends.astype(np.int64), np.searchsorted(rows, found)))
