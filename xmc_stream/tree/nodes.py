@@ -5,6 +5,7 @@ Which parents are a unit is a matter of the tree alone.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models.cache import TileCache, shared_cache
 from xmc_stream.runtime.plan import fitting_ranges
-from xmc_stream.store.chunks import ChunkedArray, described, open_array
+from xmc_stream.store.chunks import open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store, write_arrays
 from xmc_stream.store.model import CHUNK_BYTES
 from xmc_stream.tree.kernels.records import (
@@ -178,22 +179,22 @@ class OpenUnit:
         self._path, self._unit, self._word = unit.path(model), unit, hash_bits(n_features)
         self._panels, self._children = unit.panels(level)
         n_children, n_panels = int(self._children[-1] - self._children[0]), len(self._children) - 1
-        self._large = {name: described(self._path / name) for name in ("offsets", "records")}
+        self._large = {name: open_array(self._path / name) for name in ("offsets", "records")}
+        self._lock = threading.Lock()
         sizes = {"bits": n_panels, "starts": n_panels + 1, "bias": n_children, "scale": n_children}
         arrays = {name: open_array(self._path / name) for name in sizes}
         whole = all(array.size == sizes[name] for name, array in arrays.items())
-        whole = whole and all(self._array(name).dtype == _ARRAYS[name] for name in self._large)
+        whole = whole and all(array.dtype == _ARRAYS[name] for name, array in self._large.items())
         if not whole or any(array.dtype != _ARRAYS[name] for name, array in arrays.items()):
             raise self._damaged()
         self._bits, self._starts, self._bias, self._scale = (array.read(0, array.size) for array in arrays.values())
         self._buckets = np.concatenate([[0], np.cumsum((1 << self._bits.astype(np.int64)) + 1)])
-        ends = self._array("offsets").size, self._array("records").size
+        ends = tuple(array.size for array in self._large.values())
         in_order = self._starts[0] == 0 and (np.diff(self._starts) >= 0).all() and (self._bits <= self._word).all()
         if not in_order or ends != (self._buckets[-1], self._starts[-1]):
             raise self._damaged()
-
-    def _array(self, name: str) -> ChunkedArray:
-        return ChunkedArray(self._large[name])  # a new one each time: no two threads have the same
+        n_bytes = 4 * self._buckets + self._starts + OPEN_BYTES * self._children
+        self._sizes = (PARENT_BYTES + np.diff(n_bytes[self._panels])).tolist()
 
     def _damaged(self) -> StoreError:
         return StoreError(f"{self._path} is no unit of the tree: it is damaged; train the model again")
@@ -204,8 +205,13 @@ class OpenUnit:
         panels = self._panels[first - self._unit.first : last - self._unit.first + 1] - low
         children, bits = self._children[low : high + 1], self._bits[low:high]
         buckets, starts = self._buckets[low : high + 1], self._starts[low : high + 1]
-        offsets = self._array("offsets").read(int(buckets[0]), int(buckets[-1]))
-        records = self._array("records").read(int(starts[0]), int(starts[-1]))
+        with self._lock:  # the files are closed again: a process may have few open, and a level has many units
+            offsets, records = (
+                array.read(int(ends[0]), int(ends[-1]))
+                for array, ends in zip(self._large.values(), (buckets, starts), strict=True)
+            )
+            for array in self._large.values():
+                array.close_files()
         buckets, starts = buckets - buckets[0], starts - starts[0]
         if not are_records(np.diff(children), buckets, offsets, starts, records):
             raise self._damaged()
@@ -223,10 +229,7 @@ class OpenUnit:
 
     def size(self, parent: int) -> int:
         """Bytes of a parent in memory, at most."""
-        low, high = (int(self._panels[parent + step - self._unit.first]) for step in (0, 1))
-        n_children = int(self._children[high] - self._children[low])
-        places, records = (int(ends[high] - ends[low]) for ends in (self._buckets, self._starts))
-        return PARENT_BYTES + OPEN_BYTES * n_children + 4 * places + records
+        return int(self._sizes[parent - self._unit.first])
 
     def met(self, ptr: NDArray[np.int64]) -> Iterator[Panels]:
         """The parents that have a row, those beside each other together. ptr: where the rows of each parent begin."""
@@ -257,9 +260,15 @@ class Tile:
         return sum(part.nbytes for part in self.panels if isinstance(part, np.ndarray))
 
 
-def met(tiles: UnitTiles, ptr: NDArray[np.int64]) -> list[tuple[Unit, int]]:
-    """The units that have a parent of a row. ptr: where the rows of each parent of the level begin."""
-    return [(unit, size) for unit, size in tiles if ptr[unit.first] < ptr[unit.last]]
+def edges_of(tiles: UnitTiles) -> NDArray[np.int64]:
+    """Where the units of a level begin, and the last one ends: numbers of parents."""
+    return np.array([unit.first for unit, _ in tiles] + [unit.last for unit, _ in tiles[-1:]])
+
+
+def met(edges: NDArray[np.int64], ptr: NDArray[np.int64]) -> list[int]:
+    """Which units have a parent of a row. ptr: where the rows of each parent of the level begin."""
+    found: list[int] = np.flatnonzero(np.diff(ptr[edges])).tolist()
+    return found
 
 
 def shared_units(
@@ -270,7 +279,7 @@ def shared_units(
     Of a unit of which few parents are met these are read alone.
     """
     cache = shared_cache(cache_bytes)
-    for unit, size in met(tiles, ptr):
+    for unit, size in (tiles[number] for number in met(edges_of(tiles), ptr)):
         if _MANY * np.count_nonzero(np.diff(ptr[unit.first : unit.last + 1])) <= unit.last - unit.first:
             yield from OpenUnit(model, unit, level, n_features).met(ptr)
             continue

@@ -57,6 +57,7 @@ from xmc_stream.tree.nodes import (
     OpenUnit,
     Unit,
     UnitTiles,
+    edges_of,
     met,
     shared_units,
     structure_path,
@@ -164,6 +165,7 @@ class OpenTrees:
         self._tiles: dict[tuple[int, int], list[tuple[Unit, int]]] = defaultdict(list)
         for unit, size in model.tiles:
             self._tiles[unit.tree, unit.level].append((unit, size))
+        self._edges = {place: edges_of(tiles) for place, tiles in self._tiles.items()}
         self.counts = (
             model.label_counts(0, model.n_labels) if model.has_label_counts else np.ones(model.n_labels, np.int64)
         )
@@ -178,7 +180,7 @@ class OpenTrees:
         if self._cache is not None:
             of_level = LEVEL if tree == GUIDE else self.structures[tree].levels[level]
             return shared_units(self.model.path, of_level, self.model.n_features, tiles, ptr, self._cache)
-        units = [unit for unit, _ in met(tiles, ptr)]
+        units = [tiles[number][0] for number in met(self._edges[tree, level], ptr)]
         if self._held:
             return [self._held[unit] for unit in units]
         return (panels for unit in units for panels in self._open[unit].kept(self._parents, ptr))
