@@ -61,21 +61,20 @@ def test_few_rows_read_the_parents_that_they_reach(model: tuple[xs.Model, xs.Dat
     of = TreeWeights(model[0].path)
     structures = of.structures()
     level = structures[0].levels[-1]
-    tiles, ptr = of.tiles_of(0, level.number), np.zeros(level.n_parents + 1, np.int64)
-    ptr[3:] = 1  # a row reaches parent 2
+    tiles, parents = of.tiles_of(0, level.number), np.array([2])
     (unit,) = (unit for unit, _ in tiles if unit.first <= 2 < unit.last)
-    (panels,) = OpenUnit(of.path, unit, level, of.n_features).met(ptr)
+    (panels,) = OpenUnit(of.path, unit, level, of.n_features).met(parents)
     assert (panels.first, len(panels.panels)) == (2, 2)
-    ptr[9:], ptr[10:] = 2, 4  # and parents 8 and 9
+    parents = np.array([2, 8, 9])
     read = [
         (panels.first, len(panels.panels) - 1)
         for unit, _ in tiles
-        for panels in OpenUnit(of.path, unit, level, of.n_features).met(ptr)
+        for panels in OpenUnit(of.path, unit, level, of.n_features).met(parents)
     ]
     assert sum(n for _, n in read) == 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nodes, "_MANY", 1)  # any are few
-        shared = list(shared_units(of.path, level, of.n_features, tiles, ptr, 0))  # with no room for a unit
+        shared = list(shared_units(of.path, level, of.n_features, tiles, parents, 0))  # with no room for a unit
     assert [(panels.first, len(panels.panels) - 1) for panels in shared] == read
 
 

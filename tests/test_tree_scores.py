@@ -99,8 +99,8 @@ def forest(folder: Path, seed: int, n_labels: int, n_trees: int, guided: bool, s
         guide, kept[GUIDE, 0] = drawn_level(rng, folder, GUIDE, LEVEL, share)
         groups = (np.arange(CLUSTERINGS) * GROUPS + rng.integers(0, GROUPS, (n_labels, CLUSTERINGS))).astype(np.uint8)
 
-    def units(tree: int, level: int, ptr: Any) -> Iterable[Panels]:
-        return [of for of in kept[tree, level] if ptr[of.first] < ptr[of.first + len(of.panels) - 1]]
+    def units(tree: int, level: int, parents: NDArray[np.int64]) -> Iterable[Panels]:
+        return [of for of in kept[tree, level] if np.isin(of.first + np.arange(len(of.panels) - 1), parents).any()]
 
     return Forest(structures, twins, units, groups, guide)
 

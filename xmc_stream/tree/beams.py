@@ -44,24 +44,24 @@ def at_root(n: int) -> Beams:
     return Beams(np.zeros((n, 1), np.int32), np.zeros((n, 1), np.float32))
 
 
-Units = Callable[[NDArray[np.int64]], Iterable[Panels]]  # of a level, in any order: those that are `met`, by its ptr
+Units = Callable[[NDArray[np.int64]], Iterable[Panels]]  # of a level, in any order: those that have some of the parents
 
 
 def descended(level: Level, units: Units, x: CSR, above: Beams, beam: int) -> Beams:
     """The beams of some rows on a level, from those above."""
     below = no_beams(len(x.indptr) - 1, beam)
-    places, ptr = pairs_by_node(above.nodes, level.n_parents)
-    for panels in units(ptr):
-        go_down(x, places, ptr, above, panels, below)
+    pairs = pairs_by_node(above.nodes, level.n_parents)
+    for panels in units(pairs.nodes):
+        go_down(x, pairs, above, panels, below)
     return below
 
 
 def descended_to_all(level: Level, units: Units, x: CSR, above: Beams) -> Beams:
     """As `descended` by a beam as wide as the level, whose nodes stand in their own order."""
     below = no_beams(len(x.indptr) - 1, level.n_children)
-    places, ptr = pairs_by_node(above.nodes, level.n_parents)
-    for panels in units(ptr):
-        go_down_to_all(x, places, ptr, above, panels, below)
+    pairs = pairs_by_node(above.nodes, level.n_parents)
+    for panels in units(pairs.nodes):
+        go_down_to_all(x, pairs, above, panels, below)
     return below
 
 
@@ -116,8 +116,8 @@ class BeamJob:
         )
         domain = TREE_ROWS + (self.tree << 8) + self.level
 
-        def units(ptr: NDArray[np.int64]) -> Iterable[Panels]:
-            return shared_units(self.of.model, level, dataset.n_features, self.tiles, ptr, self.cache_bytes)
+        def units(parents: NDArray[np.int64]) -> Iterable[Panels]:
+            return shared_units(self.of.model, level, dataset.n_features, self.tiles, parents, self.cache_bytes)
 
         for x, y in stream((X, Y), self.block_bytes, self.start, self.stop, BLOCK_ROWS):
             stop_if_unwanted()
@@ -126,13 +126,15 @@ class BeamJob:
             below = descended(level, units, CSR.of(x), above, beam)
             after.nodes[mine], after.paths[mine] = below
             draw_others(x.start, below, Labels.of(y), nodes, self.of.seed, domain, others[mine], keys[mine])
-        places, ptr = pairs_by_node(others, level.n_children)
+        pairs = pairs_by_node(others, level.n_children)
+        ptr = np.zeros(level.n_children + 1, np.int64)
+        ptr[1 + pairs.nodes] = np.diff(pairs.ptr)
         with new_pack(Path(self.out)) as pack:
             pack.write("nodes", after.nodes.ravel())
             pack.write("paths", after.paths.ravel())
-            pack.write("ptr", ptr)
-            pack.write("rows", (self.start + places // beam).astype(index_dtype(dataset.n_samples)))
-            pack.write("keys", keys.ravel()[places])
+            pack.write("ptr", np.cumsum(ptr))
+            pack.write("rows", (self.start + pairs.places // beam).astype(index_dtype(dataset.n_samples)))
+            pack.write("keys", keys.ravel()[pairs.places])
         return {"passes": n / max(dataset.n_samples, 1), "bytes_read": X.bytes_read + Y.bytes_read}
 
 

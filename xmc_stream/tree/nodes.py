@@ -219,25 +219,27 @@ class OpenUnit:
         of_children = self._bias[mine], self._scale[mine]
         return Panels(first, self._word, panels, children, bits, buckets, offsets, starts, records, *of_children)
 
-    def kept(self, cache: TileCache, ptr: NDArray[np.int64]) -> Iterator[Panels]:
-        """The parents that have a row, one by one: they stay in memory as far as the cache has room. ptr: as of `met`."""
-        first, last = self._unit.first, self._unit.last
-        for parent in (np.flatnonzero(np.diff(ptr[first : last + 1])) + first).tolist():
+    def kept(self, cache: TileCache, parents: NDArray[np.int64]) -> Iterator[Panels]:
+        """Those of some parents that it has, one by one: they stay in memory as far as the cache has room."""
+        for parent in self._mine(parents).tolist():
             read = partial(self.read, parent, parent + 1)
             with cache.use((self._unit, parent), self.size(parent), lambda read=read: Tile(read())) as tile:  # type: ignore[misc]
                 yield tile.panels
+
+    def _mine(self, parents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those, of some that ascend, that the unit has."""
+        return parents[slice(*np.searchsorted(parents, (self._unit.first, self._unit.last)))]
 
     def size(self, parent: int) -> int:
         """Bytes of a parent in memory, at most."""
         return int(self._sizes[parent - self._unit.first])
 
-    def met(self, ptr: NDArray[np.int64]) -> Iterator[Panels]:
-        """The parents that have a row, those beside each other together. ptr: where the rows of each parent begin."""
-        first, last = self._unit.first, self._unit.last
-        some = np.flatnonzero(np.diff(ptr[first : last + 1])) + first
-        for parents in np.split(some, np.flatnonzero(np.diff(some) != 1) + 1):
-            if len(parents):
-                yield self.read(int(parents[0]), int(parents[-1]) + 1)
+    def met(self, parents: NDArray[np.int64]) -> Iterator[Panels]:
+        """Those of some parents that it has, such as stand beside each other together."""
+        some = self._mine(parents)
+        for beside in np.split(some, np.flatnonzero(np.diff(some) != 1) + 1):
+            if len(beside):
+                yield self.read(int(beside[0]), int(beside[-1]) + 1)
 
 
 def read_unit(model: Path, unit: Unit, level: Level, n_features: int) -> Panels:
@@ -265,23 +267,25 @@ def edges_of(tiles: UnitTiles) -> NDArray[np.int64]:
     return np.array([unit.first for unit, _ in tiles] + [unit.last for unit, _ in tiles[-1:]])
 
 
-def met(edges: NDArray[np.int64], ptr: NDArray[np.int64]) -> list[int]:
-    """Which units have a parent of a row. ptr: where the rows of each parent of the level begin."""
-    found: list[int] = np.flatnonzero(np.diff(ptr[edges])).tolist()
+def met(edges: NDArray[np.int64], parents: NDArray[np.int64]) -> list[int]:
+    """Which units have some of the parents, which ascend."""
+    found: list[int] = np.unique(np.searchsorted(edges, parents, side="right") - 1).tolist()
     return found
 
 
 def shared_units(
-    model: Path, level: Level, n_features: int, tiles: UnitTiles, ptr: NDArray[np.int64], cache_bytes: int
+    model: Path, level: Level, n_features: int, tiles: UnitTiles, parents: NDArray[np.int64], cache_bytes: int
 ) -> Iterator[Panels]:
-    """Units of a level in turn, of those that are `met`, which the threads of a process share in memory.
+    """Units of a level in turn, of those that have some of the parents, which the threads of a process share in memory.
 
-    Of a unit of which few parents are met these are read alone.
+    Of a unit that has few of them these are read alone.
     """
-    cache = shared_cache(cache_bytes)
-    for unit, size in (tiles[number] for number in met(edges_of(tiles), ptr)):
-        if _MANY * np.count_nonzero(np.diff(ptr[unit.first : unit.last + 1])) <= unit.last - unit.first:
-            yield from OpenUnit(model, unit, level, n_features).met(ptr)
+    cache, edges = shared_cache(cache_bytes), edges_of(tiles)
+    counts = np.diff(np.searchsorted(parents, edges))
+    for number in met(edges, parents):
+        unit, size = tiles[number]
+        if _MANY * counts[number] <= unit.last - unit.first:
+            yield from OpenUnit(model, unit, level, n_features).met(parents)
             continue
         read = partial(read_unit, model, unit, level, n_features)
         with cache.use((str(model), unit), size, lambda read=read: Tile(read())) as tile:  # type: ignore[misc]

@@ -175,15 +175,15 @@ class OpenTrees:
         implied = ImpliedLabels.of(model)
         self._implied = implied.read() if implied.pairs and not raw else None
 
-    def _units(self, tree: int, level: int, ptr: NDArray[np.int64]) -> Iterable[Panels]:
+    def _units(self, tree: int, level: int, parents: NDArray[np.int64]) -> Iterable[Panels]:
         tiles = self._tiles[tree, level]
         if self._cache is not None:
             of_level = LEVEL if tree == GUIDE else self.structures[tree].levels[level]
-            return shared_units(self.model.path, of_level, self.model.n_features, tiles, ptr, self._cache)
-        units = [tiles[number][0] for number in met(self._edges[tree, level], ptr)]
+            return shared_units(self.model.path, of_level, self.model.n_features, tiles, parents, self._cache)
+        units = [tiles[number][0] for number in met(self._edges[tree, level], parents)]
         if self._held:
             return [self._held[unit] for unit in units]
-        return (panels for unit in units for panels in self._open[unit].kept(self._parents, ptr))
+        return (panels for unit in units for panels in self._open[unit].kept(self._parents, parents))
 
     def best(self, x: CSR, barred: Labels, k: int) -> Best:
         """The k best labels of each row; where the model is calibrated, of the COUNTED best by their own scores."""

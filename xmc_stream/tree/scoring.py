@@ -42,7 +42,7 @@ SHORT = 1.3
 SEVERAL = 1.5  # labels of a row, on average, from which on rows have several
 LIST = 20  # labels of a tree that a mean is made of
 UNREACHED = np.float32(UNSEEN / 2)  # the score of a label that no beam reached: below every other but UNSEEN
-UnitsOf = Callable[[int, int, NDArray[np.int64]], Iterable[Panels]]  # of a tree and a level: those that are `met`
+UnitsOf = Callable[[int, int, NDArray[np.int64]], Iterable[Panels]]  # of a tree and a level: those of some parents
 
 
 def score_of(dataset: Dataset, guide: bool) -> dict[str, Any]:
@@ -79,22 +79,22 @@ class Scorer:
     def _hints(self, x: CSR) -> Hints:
         terms = np.empty((len(x.indptr) - 1, N_GROUPS if len(self.groups) else 0), np.float32)
         if len(self.groups):
-            for panels in self.units(GUIDE, 0, np.array([0, len(terms)])):
+            for panels in self.units(GUIDE, 0, np.zeros(1, np.int64)):
                 hint_terms(x, panels, np.float32(self.score["guide"] / CLUSTERINGS), terms)
         return Hints(terms, self.groups)
 
     def every(self, x: CSR, scores: NDArray[np.float32]) -> None:
         """Enter the score of every label that the beams of the first tree reach (n, K)."""
         order, level, hints, beams = self.trees[0].order, self.trees[0].levels[-1], self._hints(x), self._leaves(0, x)
-        places, ptr = pairs_by_node(beams.nodes, level.n_parents)
-        for panels in self.units(0, level.number, ptr):
-            score_all_labels(x, places, ptr, beams, panels, order, self._rule, hints, scores)
+        pairs = pairs_by_node(beams.nodes, level.n_parents)
+        for panels in self.units(0, level.number, pairs.nodes):
+            score_all_labels(x, pairs, beams, panels, order, self._rule, hints, scores)
 
     def _of_tree(self, tree: int, x: CSR, hints: Hints, barred: Labels, best: Best) -> Best:
         order, level, beams = self.trees[tree].order, self.trees[tree].levels[-1], self._leaves(tree, x)
-        places, ptr = pairs_by_node(beams.nodes, level.n_parents)
-        for panels in self.units(tree, level.number, ptr):
-            score_labels(x, places, ptr, beams, panels, order, self._rule, hints, barred, best)
+        pairs = pairs_by_node(beams.nodes, level.n_parents)
+        for panels in self.units(tree, level.number, pairs.nodes):
+            score_labels(x, pairs, beams, panels, order, self._rule, hints, barred, best)
         return best
 
     def _leaves(self, tree: int, x: CSR) -> Beams:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.kernels.order import order_of
+from xmc_stream.kernels.permutation import word_bits
 from xmc_stream.kernels.ranking import insert
 from xmc_stream.tree.kernels.records import Panels, margins
 
@@ -49,36 +51,55 @@ class Best(NamedTuple):
     margins: NDArray[np.float32]
 
 
+class Pairs(NamedTuple):
+    """Pairs of a row and a node, node by node.
+
+    nodes (m,): those that have a row, ascending; ptr (m + 1,): where the pairs of each begin in places, which are places of a
+    beam (n, b), rows ascending in each.
+    """
+
+    nodes: NDArray[np.int64]
+    ptr: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+
 @kernel
-def pairs_by_node(nodes: NDArray[np.int32], n_nodes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Places of `nodes` (n, b) in the order of nodes, rows ascending in each; and where each node begins (n_nodes + 1,)."""
+def pairs_by_node(nodes: NDArray[np.int32], n_nodes: int) -> Pairs:
+    """The pairs of a beam (n, b), where -1 is none. n_nodes: of its level; what it takes does not grow with them."""
     n, b = nodes.shape
-    ptr = np.zeros(n_nodes + 1, np.int64)
-    for i in range(n):
-        for t in range(b):
-            if nodes[i, t] >= 0:
-                ptr[nodes[i, t] + 1] += 1
-    for c in range(n_nodes):
-        ptr[c + 1] += ptr[c]
-    places, at = np.empty(ptr[n_nodes], np.int64), ptr[:-1].copy()
-    for i in range(n):
-        for t in range(b):
-            c = nodes[i, t]
-            if c >= 0:
-                places[at[c]] = i * b + t
-                at[c] += 1
-    return places, ptr
+    flat = nodes.reshape(n * b)
+    filled = 0
+    for place in range(n * b):
+        filled += int(flat[place] >= 0)
+    keys, at, order = np.empty(filled, np.int64), np.empty(filled, np.int64), np.empty(filled, np.int64)
+    filled = 0
+    for place in range(n * b):
+        if flat[place] >= 0:
+            keys[filled], at[filled] = flat[place], place
+            filled += 1
+    order_of(keys, word_bits(n_nodes), order)
+    found, ptr, m = np.empty(filled, np.int64), np.empty(filled + 1, np.int64), 0
+    for q in range(filled):
+        order[q] = at[order[q]]
+        node = flat[order[q]]
+        if m == 0 or found[m - 1] != node:
+            found[m], ptr[m] = node, q
+            m += 1
+    ptr[m] = filled
+    return Pairs(found[:m], ptr[: m + 1], order)
 
 
 @kernel
 def go_down(
-    x: CSR, places: NDArray[np.int64], ptr: NDArray[np.int64], above: Beams, of: Panels, below: Beams
+    x: CSR, pairs: Pairs, above: Beams, of: Panels, below: Beams
 ) -> None:  # fmt: skip
-    """Fold the children of some parents into the beams of their level. places, ptr: `pairs_by_node` of above."""
+    """Fold the children of some parents into the beams of their level. pairs: of above."""
     z, b, weights = np.empty(256, np.float32), above.nodes.shape[1], of.records.view(np.int8)
-    for parent in range(len(of.panels) - 1):
-        for q in range(ptr[of.first + parent], ptr[of.first + parent + 1]):
-            i, t = places[q] // b, places[q] % b
+    low, high = np.searchsorted(pairs.nodes, of.first), np.searchsorted(pairs.nodes, of.first + len(of.panels) - 1)
+    for r in range(low, high):
+        parent = pairs.nodes[r] - of.first
+        for q in range(pairs.ptr[r], pairs.ptr[r + 1]):
+            i, t = pairs.places[q] // b, pairs.places[q] % b
             nodes, paths = below.nodes[i], below.paths[i]
             worst = paths[len(paths) - 1]
             for panel in range(of.panels[parent], of.panels[parent + 1]):
@@ -111,7 +132,7 @@ def insert_label(
 
 @kernel
 def score_labels(
-    x: CSR, places: NDArray[np.int64], ptr: NDArray[np.int64], above: Beams, of: Panels, order: NDArray[np.int64], rule: Rule,
+    x: CSR, pairs: Pairs, above: Beams, of: Panels, order: NDArray[np.int64], rule: Rule,
     hints: Hints, barred: Labels, best: Best,
 ) -> None:  # fmt: skip
     """Fold the labels of some leaves into each row's best. order: the labels of the tree; barred: left out, if there are any.
@@ -119,9 +140,11 @@ def score_labels(
     score = -max(0, short - z)^3 + path S_leaf + the terms of its groups.
     """
     z, b, weights = np.empty(256, np.float32), above.nodes.shape[1], of.records.view(np.int8)
-    for parent in range(len(of.panels) - 1):
-        for q in range(ptr[of.first + parent], ptr[of.first + parent + 1]):
-            i, t = places[q] // b, places[q] % b
+    low, high = np.searchsorted(pairs.nodes, of.first), np.searchsorted(pairs.nodes, of.first + len(of.panels) - 1)
+    for r in range(low, high):
+        parent = pairs.nodes[r] - of.first
+        for q in range(pairs.ptr[r], pairs.ptr[r + 1]):
+            i, t = pairs.places[q] // b, pairs.places[q] % b
             labels, scores, zs = best.labels[i], best.scores[i], best.margins[i]
             base = rule.path * above.paths[i, t]
             for panel in range(of.panels[parent], of.panels[parent + 1]):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import kernel
-from xmc_stream.tree.kernels.beam import Beams, Hints, Rule
+from xmc_stream.tree.kernels.beam import Beams, Hints, Pairs, Rule
 from xmc_stream.tree.kernels.records import Panels, margins
 
 _0, _1 = np.float32(0.0), np.float32(1.0)
@@ -18,16 +18,18 @@ _0, _1 = np.float32(0.0), np.float32(1.0)
 
 @kernel
 def go_down_to_all(
-    x: CSR, places: NDArray[np.int64], ptr: NDArray[np.int64], above: Beams, of: Panels, below: Beams
+    x: CSR, pairs: Pairs, above: Beams, of: Panels, below: Beams
 ) -> None:  # fmt: skip
     """Enter the children of some parents into their level (n, children), at their numbers; -1 where a path is -inf.
 
-    places, ptr: `pairs_by_node` of above.
+    pairs: of above.
     """
     z, b, weights = np.empty(256, np.float32), above.nodes.shape[1], of.records.view(np.int8)
-    for parent in range(len(of.panels) - 1):
-        for q in range(ptr[of.first + parent], ptr[of.first + parent + 1]):
-            i, t = places[q] // b, places[q] % b
+    low, high = np.searchsorted(pairs.nodes, of.first), np.searchsorted(pairs.nodes, of.first + len(of.panels) - 1)
+    for r in range(low, high):
+        parent = pairs.nodes[r] - of.first
+        for q in range(pairs.ptr[r], pairs.ptr[r + 1]):
+            i, t = pairs.places[q] // b, pairs.places[q] % b
             nodes, paths = below.nodes[i], below.paths[i]
             for panel in range(of.panels[parent], of.panels[parent + 1]):
                 m = margins(i, x, panel, of, weights, z)
@@ -41,14 +43,16 @@ def go_down_to_all(
 
 @kernel
 def score_all_labels(
-    x: CSR, places: NDArray[np.int64], ptr: NDArray[np.int64], above: Beams, of: Panels, order: NDArray[np.int64], rule: Rule,
+    x: CSR, pairs: Pairs, above: Beams, of: Panels, order: NDArray[np.int64], rule: Rule,
     hints: Hints, scores: NDArray[np.float32],
 ) -> None:  # fmt: skip
     """Enter the scores of the labels of some leaves (n, K); a score of -inf is left out. See `score_labels`."""
     z, b, weights = np.empty(256, np.float32), above.nodes.shape[1], of.records.view(np.int8)
-    for parent in range(len(of.panels) - 1):
-        for q in range(ptr[of.first + parent], ptr[of.first + parent + 1]):
-            i, t = places[q] // b, places[q] % b
+    low, high = np.searchsorted(pairs.nodes, of.first), np.searchsorted(pairs.nodes, of.first + len(of.panels) - 1)
+    for r in range(low, high):
+        parent = pairs.nodes[r] - of.first
+        for q in range(pairs.ptr[r], pairs.ptr[r + 1]):
+            i, t = pairs.places[q] // b, pairs.places[q] % b
             row, base = scores[i], rule.path * above.paths[i, t]
             for panel in range(of.panels[parent], of.panels[parent + 1]):
                 m = margins(i, x, panel, of, weights, z)
