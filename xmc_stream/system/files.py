@@ -90,7 +90,10 @@ def nameless_map(n_bytes: int, folder: Path) -> mmap.mmap:
         if hasattr(os, "posix_fallocate"):  # else a full disk ends the process, at some later write
             os.posix_fallocate(file.fileno(), 0, n_bytes)
         file.truncate(n_bytes)
-        return mmap.mmap(file.fileno(), n_bytes)
+        mapped = mmap.mmap(file.fileno(), n_bytes)
+        if hasattr(mmap, "MADV_RANDOM"):  # a fault reads its page
+            mapped.madvise(mmap.MADV_RANDOM)
+        return mapped
 
 
 def let_go(mapped: mmap.mmap) -> None:
