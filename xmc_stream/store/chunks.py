@@ -152,7 +152,7 @@ class ChunkedArray:
         """The file of chunk k of a plain local array."""
         if self.path is None:
             raise StoreError(f"{self._array.store_path} is compressed or not local: it has no plain chunk files")
-        return self.path / "c" / str(k) if self._places is None else self.path
+        return Path(f"{self.path}/c/{k}") if self._places is None else self.path
 
     def _begin(self, k: int) -> int:
         """Where chunk k begins in its file."""

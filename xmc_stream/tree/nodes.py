@@ -42,10 +42,11 @@ LEAST_WEIGHTS = 1 << 16  # that are put into records at a time, at least
 _SLICE_BITS = 16  # of hashes: which slice of them comes first
 CHILDREN, NODES = 1 << 13, 1 << 7  # of a unit, about: labels, or nodes, which have many more weights
 _MANY = 8  # one parent in so many is few
-OPEN_BYTES = 64  # of a child, at most, of an `OpenUnit`
-PARENT_BYTES = (
-    1 << 12
-)  # of a parent in memory, beside its places and records, with what Python has of it; more, 64 a child
+OPEN_CHILD, OPEN_PARENT, OPEN_UNIT = 9, 128, 1 << 14  # bytes of an `OpenUnit`, with what Python has of it, at most
+PARENT_BYTES, PANEL_BYTES = (
+    1 << 11,
+    40,
+)  # of a parent in memory, and of a panel, beside 8 a child and its places and records
 _ARRAYS = {
     "bits": np.uint8, "offsets": np.uint32, "starts": np.int64, "records": np.uint8, "bias": np.float32,
     "scale": np.float32,
@@ -170,7 +171,7 @@ class _Packer:
 
 
 class OpenUnit:
-    """A unit on disk, whose parents are read as they are asked for. What is small is in memory, see `OPEN_BYTES`.
+    """A unit on disk, whose parents are read as they are asked for. What is small is in memory.
 
     Threads may share it. Raises StoreError where it cannot be one of the level, here or as it is read.
     """
@@ -193,8 +194,8 @@ class OpenUnit:
         in_order = self._starts[0] == 0 and (np.diff(self._starts) >= 0).all() and (self._bits <= self._word).all()
         if not in_order or ends != (self._buckets[-1], self._starts[-1]):
             raise self._damaged()
-        n_bytes = 4 * self._buckets + self._starts + OPEN_BYTES * self._children
-        self._sizes = (PARENT_BYTES + np.diff(n_bytes[self._panels])).tolist()
+        n_bytes = 4 * self._buckets + self._starts + 8 * self._children + PANEL_BYTES * np.arange(n_panels + 1)
+        self._sizes = PARENT_BYTES + np.diff(n_bytes[self._panels])
 
     def _damaged(self) -> StoreError:
         return StoreError(f"{self._path} is no unit of the tree: it is damaged; train the model again")

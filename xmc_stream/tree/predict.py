@@ -52,7 +52,9 @@ from xmc_stream.tree.kernels.beam import Best, fill_up, order_ties
 from xmc_stream.tree.kernels.records import Panels
 from xmc_stream.tree.nodes import (
     GUIDE,
-    OPEN_BYTES,
+    OPEN_CHILD,
+    OPEN_PARENT,
+    OPEN_UNIT,
     PARENT_BYTES,
     OpenUnit,
     Unit,
@@ -287,7 +289,8 @@ def held_needs(model: TreeWeights, room: int) -> dict[str, int]:
     needs = _all_needs(model)
     if sum(needs.values()) <= room:
         return needs
-    needs["trees"] = model.shape_bytes + OPEN_BYTES * sum(map(sum, model.levels))
+    children, parents = sum(map(sum, model.levels)), sum(1 + sum(sizes[:-1]) for sizes in model.levels)
+    needs["trees"] = model.shape_bytes + OPEN_CHILD * children + OPEN_PARENT * parents + OPEN_UNIT * len(model.tiles)
     largest = PARENT_BYTES + 2 * max(size for _, size in model.tiles)
     return {**needs, "nodes that rows reach": max(largest, room - sum(needs.values()))}
 
