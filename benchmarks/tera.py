@@ -5,7 +5,8 @@
 FOLDER is for scratch, and a set that is there is used again. Rows are text in XMLRepo's format: words by Zipf's law, labels
 that are the leaves of a tree (`make_synthetic.py --tree`). A line a command: seconds, peak resident memory, and what it says.
 Of training: bytes read and the most that its work folder took on disk, each beside what `plan` foresaw. P@k stands beside the
-best that the generator allows. Ends with exit code 1 if a limit did not hold.
+best that the generator allows. Rows are also predicted one by one, for a minute at most. Ends with exit code 1 if a limit did
+not hold.
 
 seconds: to see that it runs. million: a million rows and labels. tenth: 6 million rows, 3 million features, a million labels.
 whole: ten times as many rows, whose chunks are hard links to those of the tenth; it is planned, not run. labels: ten million.
@@ -22,14 +23,18 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
+import scipy.sparse as sp
 from commands import machine, run
 from watch import Watched, watch
 
+import xmc_stream as xs
 from xmc_stream.system.memory import format_size, parse_size
 
+_ALONE, _SECONDS = 3_000, 60.0  # rows that are predicted one by one, at most, and the time for them
 GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 
 
@@ -97,6 +102,23 @@ class DiskPeak:
         self._thread.join()
 
 
+def one_by_one(model: Path, test: Path, limit: str) -> str:
+    """What `predict_topk` takes for a row, from the first call on."""
+    X, loaded = xs.open_dataset(test).X_rows(), xs.load_model(model)
+    x, taken = X.block(0, min(_ALONE, X.n_lines)), list[float]()
+    rows = sp.csr_matrix((x.values, x.indices, x.indptr), (x.n, X.shape[1]))
+    ends = time.perf_counter() + _SECONDS
+    while len(taken) < x.n and time.perf_counter() < ends:
+        began = time.perf_counter()
+        loaded.predict_topk(rows[len(taken)], 5, memory_limit=limit, threads=1)
+        taken.append(1e3 * (time.perf_counter() - began))
+    later = taken[len(taken) // 2 :]
+    return (
+        f"first call {taken[0]:.0f} ms, the ten after it {median(taken[1:11]):.3g}; median of the last {len(later):,} of "
+        f"{len(taken):,}: {median(later):.3g}"
+    )
+
+
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--form", type=click.Choice(list(FORMS)), default="seconds", show_default=True)
@@ -154,6 +176,7 @@ def main(folder: Path, form: str, limit: str | None, threads: int, keep: bool) -
     )  # fmt: skip
     done = watch("predict", model, test, found, *options)
     line("predict", done, f"{done.figures['ms_per_sample']:.3g} ms a row")
+    print(f"{'one row':9} {one_by_one(model, test, limit)}", flush=True)
     done = watch("evaluate", found, test, "--train", data, *options)
     allowed = json.loads(best.read_text())
     line(

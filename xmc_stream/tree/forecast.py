@@ -22,7 +22,7 @@ from xmc_stream.tree.given import given_tree
 from xmc_stream.tree.guide import N_GROUPS
 from xmc_stream.tree.nodes import CHILDREN, NODES
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.plan import JOB_ENTRIES, LARGE, Shape, TreePlan, cut_children, least_needs, plan_tree, shape_of
+from xmc_stream.tree.plan import JOB_ENTRIES, Shape, TreePlan, cut_children, least_needs, plan_tree, shape_of
 from xmc_stream.tree.run import units_of_part
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.solve import GUIDE_EPOCHS
@@ -31,7 +31,7 @@ from xmc_stream.tree.solve import GUIDE_EPOCHS
 # the vector of a label; of a number of that vector in all splits; of a weight that is written
 _STEP, _LOOKED_UP, _ADDED, _SPLIT, _WEIGHT = 12.0, 70.0, 20.0, 80.0, 250.0
 _GROUP = 1.2e6  # nanoseconds of LANES children below the root, however few rows they have
-_DOUBLED, _CACHE = 7.0, 1 << 23  # nanoseconds more where rows stream by, each time that v has twice so many bytes
+_DOUBLED, _CACHE = 7.0, 1 << 23  # nanoseconds more, each time that v has twice so many bytes
 _TRIED = 2  # times that rows are read to try some C
 _VISITS = 6.0  # of a row of a parent below the root
 _OVERLAP = 0.55  # a row with y labels has them below y ** _OVERLAP nodes of a level
@@ -82,10 +82,10 @@ class TreeForecaster(Forecaster):
     def _guided(self) -> bool:
         return bool(score_of(self.task.dataset, self._p.guide)["guide"] > 0)
 
-    @cached_property
-    def _streamed(self) -> float:
-        """As _STEP, where rows stream by: v has a cache line for each feature, and lies in memory if it is large."""
-        return _STEP + _DOUBLED * max(0.0, math.log2(4 * LANES * max(self.task.dataset.n_features, 1) / _CACHE))
+    def _step(self, entries: float) -> float:
+        """Nanoseconds of an entry: v has a cache line for each feature of the rows, and lies in memory if these are many."""
+        features = max(1.0, min(self.task.dataset.n_features, entries))
+        return _STEP + _DOUBLED * max(0.0, math.log2(4 * LANES * features / _CACHE))
 
     def check(self, plan: MemoryPlan) -> None:
         """Whether the smallest pieces fit."""
@@ -145,7 +145,7 @@ class TreeForecaster(Forecaster):
         X = self.task.dataset.X_rows()
         for n, visits in wanted:
             passes = len(cut_children(n, None, self.task.dataset, sizes, at_once)[0]) * visits + 1.0
-            yield _Part(passes, passes * self._bytes[0], 0, X.nnz * visits * -(-n // LANES) * self._streamed)
+            yield _Part(passes, passes * self._bytes[0], 0, X.nnz * visits * -(-n // LANES) * self._step(X.nnz))
 
     def _choice(self, leaves: _Level) -> _Part:
         """C, by some leaves of the first tree."""
@@ -156,8 +156,7 @@ class TreeForecaster(Forecaster):
     def _visits(self, level: _Level) -> float:
         """Nanoseconds of a pass over X while the children of a level are solved."""
         X = self.task.dataset.X_rows()
-        large = level.passes * X.nnz / level.parents > LARGE
-        return X.nnz * _VISITS * level.groups * (self._streamed if large else _STEP)
+        return X.nnz * _VISITS * level.groups * self._step(level.passes * X.nnz / level.parents)
 
     def _below(self, level: _Level, last: bool) -> _Part:
         """The children of a level below the first, of all trees. Jobs read rows of several parents once."""
