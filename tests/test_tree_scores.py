@@ -31,7 +31,7 @@ from xmc_stream.store.predictions import Predictions
 from xmc_stream.tree.beams import at_root, descended
 from xmc_stream.tree.guide import CLUSTERINGS, GROUPS, LEVEL, NO_GROUPS, read_groups
 from xmc_stream.tree.guide import UNIT as GUIDE_UNIT
-from xmc_stream.tree.kernels.beam import Best, fill_up, order_ties
+from xmc_stream.tree.kernels.beam import Best, fill_up, order_ties, pairs_by_node
 from xmc_stream.tree.kernels.records import Panels, Weights
 from xmc_stream.tree.nodes import GUIDE, Source, Unit, read_unit, write_unit
 from xmc_stream.tree.predict import OpenTrees, TreeWeights
@@ -103,6 +103,19 @@ def forest(folder: Path, seed: int, n_labels: int, n_trees: int, guided: bool, s
         return [of for of in kept[tree, level] if np.isin(of.first + np.arange(len(of.panels) - 1), parents).any()]
 
     return Forest(structures, twins, units, groups, guide)
+
+
+@settings(max_examples=unless_plain(40, 10))
+@given(seed=st.integers(0, 999), n=st.integers(0, 9), b=st.integers(1, 5), n_nodes=st.sampled_from([1, 3, 40, 10**6]))
+def test_pairs_stand_node_by_node(seed: int, n: int, b: int, n_nodes: int) -> None:
+    rng = np.random.default_rng(seed)
+    nodes = np.where(rng.random((n, b)) < 0.3, -1, rng.integers(0, n_nodes, (n, b))).astype(np.int32)
+    pairs = pairs_by_node(nodes, n_nodes)
+    want = sorted((node, place) for place, node in enumerate(nodes.ravel().tolist()) if node >= 0)
+    assert pairs.places.tolist() == [place for _, place in want]
+    assert np.repeat(pairs.nodes, np.diff(pairs.ptr)).tolist() == [node for node, _ in want]
+    assert (np.diff(pairs.nodes) > 0).all()
+    assert (np.diff(pairs.ptr) > 0).all()
 
 
 def some_rows(rng: np.random.Generator, n: int) -> NDArray[np.float32]:

@@ -43,10 +43,8 @@ _SLICE_BITS = 16  # of hashes: which slice of them comes first
 CHILDREN, NODES = 1 << 13, 1 << 7  # of a unit, about: labels, or nodes, which have many more weights
 _MANY = 8  # one parent in so many is few
 OPEN_CHILD, OPEN_PARENT, OPEN_UNIT = 9, 128, 1 << 14  # bytes of an `OpenUnit`, with what Python has of it, at most
-PARENT_BYTES, PANEL_BYTES = (
-    1 << 11,
-    40,
-)  # of a parent in memory, and of a panel, beside 8 a child and its places and records
+# of a parent in memory, and of a panel, beside 8 a child, places and records
+PARENT_BYTES, PANEL_BYTES = 1 << 11, 40
 _ARRAYS = {
     "bits": np.uint8, "offsets": np.uint32, "starts": np.int64, "records": np.uint8, "bias": np.float32,
     "scale": np.float32,

@@ -90,9 +90,7 @@ def pairs_by_node(nodes: NDArray[np.int32], n_nodes: int) -> Pairs:
 
 
 @kernel
-def go_down(
-    x: CSR, pairs: Pairs, above: Beams, of: Panels, below: Beams
-) -> None:  # fmt: skip
+def go_down(x: CSR, pairs: Pairs, above: Beams, of: Panels, below: Beams) -> None:
     """Fold the children of some parents into the beams of their level. pairs: of above."""
     z, b, weights = np.empty(256, np.float32), above.nodes.shape[1], of.records.view(np.int8)
     low, high = np.searchsorted(pairs.nodes, of.first), np.searchsorted(pairs.nodes, of.first + len(of.panels) - 1)
@@ -132,8 +130,8 @@ def insert_label(
 
 @kernel
 def score_labels(
-    x: CSR, pairs: Pairs, above: Beams, of: Panels, order: NDArray[np.int64], rule: Rule,
-    hints: Hints, barred: Labels, best: Best,
+    x: CSR, pairs: Pairs, above: Beams, of: Panels, order: NDArray[np.int64], rule: Rule, hints: Hints, barred: Labels,
+    best: Best,
 ) -> None:  # fmt: skip
     """Fold the labels of some leaves into each row's best. order: the labels of the tree; barred: left out, if there are any.
 

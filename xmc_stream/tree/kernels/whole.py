@@ -17,9 +17,7 @@ _0, _1 = np.float32(0.0), np.float32(1.0)
 
 
 @kernel
-def go_down_to_all(
-    x: CSR, pairs: Pairs, above: Beams, of: Panels, below: Beams
-) -> None:  # fmt: skip
+def go_down_to_all(x: CSR, pairs: Pairs, above: Beams, of: Panels, below: Beams) -> None:
     """Enter the children of some parents into their level (n, children), at their numbers; -1 where a path is -inf.
 
     pairs: of above.
@@ -43,8 +41,8 @@ def go_down_to_all(
 
 @kernel
 def score_all_labels(
-    x: CSR, pairs: Pairs, above: Beams, of: Panels, order: NDArray[np.int64], rule: Rule,
-    hints: Hints, scores: NDArray[np.float32],
+    x: CSR, pairs: Pairs, above: Beams, of: Panels, order: NDArray[np.int64], rule: Rule, hints: Hints,
+    scores: NDArray[np.float32],
 ) -> None:  # fmt: skip
     """Enter the scores of the labels of some leaves (n, K); a score of -inf is left out. See `score_labels`."""
     z, b, weights = np.empty(256, np.float32), above.nodes.shape[1], of.records.view(np.int8)
