@@ -5,7 +5,8 @@
     python benchmarks/out_of_core.py 10GB 2GB FOLDER --logical 100GB --rounds 1 --no-unlimited
     python benchmarks/out_of_core.py 2GB 512MB FOLDER --hard       # the cgroup's limit is the memory limit itself
     python benchmarks/out_of_core.py 5GB 1GB FOLDER --solver pdsparse --features 50000 --labels 500 --set max_passes=2
-    python benchmarks/out_of_core.py 5GB 1GB FOLDER --solver tree --tree 3 --labels 65536 --features-per-sample 100 --hard
+    python benchmarks/out_of_core.py 5GB 899MB FOLDER --page-cache 101MB \
+        --solver tree --tree 3 --labels 65536 --features-per-sample 100
 
 Makes the data in FOLDER (again only when asked for others), then runs the commands one by one, with a probe of the disk
 before each: chunk files read cold by pread of 4 MiB. (lam=1: with 10,000 positives a class, as 20 GB give, as accurate
