@@ -96,6 +96,13 @@ def nameless_map(n_bytes: int, folder: Path) -> mmap.mmap:
         return mapped
 
 
+def will_need(mapped: mmap.mmap, begin: int, n_bytes: int) -> None:
+    """Have the disk begin to read some bytes of a map into the page cache."""
+    if hasattr(mmap, "MADV_WILLNEED"):
+        first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_WILLNEED, first, min(begin + n_bytes, len(mapped)) - first)
+
+
 def let_go(mapped: mmap.mmap) -> None:
     """Have the pages of a map leave this process: they stay in the page cache, or on disk."""
     if hasattr(mmap, "MADV_DONTNEED"):

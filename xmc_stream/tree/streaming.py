@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import PackedArrayWriter, new_pack
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.system.files import let_go, nameless_map
+from xmc_stream.system.files import let_go, nameless_map, will_need
 from xmc_stream.system.stop import stop_if_unwanted
 from xmc_stream.tree.beams import beams_above
 from xmc_stream.tree.guide import read_groups
@@ -101,7 +101,7 @@ class StreamJob:
         groups = []
         for first in firsts:
             lanes = new_lanes(0, rows.n_features)._replace(
-                alpha=room.array(LANES * n, np.float32), positive=np.zeros(n, np.uint16), quiet=np.empty(n, np.uint8)
+                alpha=room.alpha(n), positive=np.zeros(n, np.uint16), quiet=np.empty(n, np.uint8)
             )
             steps = problem.steps(self.of.seed, self.tree, self.level, begin, first)
             used = mark(first, problem.penalty, lanes)
@@ -148,7 +148,7 @@ class _Room:
     """Arrays in memory, or in files where they do not fit. spare: bytes that are left when alpha is in memory."""
 
     def __init__(self, spare: int, folder: Path) -> None:
-        self._spare, self._folder, self._files = spare, folder, list[mmap.mmap]()
+        self._spare, self._folder, self._files, self._alphas = spare, folder, list[mmap.mmap](), list[mmap.mmap]()
 
     def takes(self, n_bytes: int) -> None:
         """So many bytes are wanted beside alpha: they decide where all arrays lie."""
@@ -160,6 +160,19 @@ class _Room:
             return aligned_zeros((n,), dtype)
         self._files.append(nameless_map(max(n * np.dtype(dtype).itemsize, 1), self._folder))
         return np.frombuffer(self._files[-1], dtype, n)
+
+    def alpha(self, n: int) -> NDArray[np.float32]:
+        """Zeros, LANES for each of n rows."""
+        before = len(self._files)
+        values = self.array(LANES * n, np.float32)
+        self._alphas += self._files[before:]
+        return values
+
+    def will_need(self, begins: Iterable[int], n_bytes: int) -> None:
+        """Have the disk read so many bytes of alpha from each of some on, where it lies in files."""
+        for begin in begins if self._alphas else ():
+            for file in self._alphas:
+                will_need(file, begin, n_bytes)
 
     def let_go(self) -> None:
         """Of what lies in files."""
@@ -309,6 +322,7 @@ def _leave_off(path: Path, groups: list[_Group], place: _Place, room: _Room) -> 
                 pack.write(f"{name}-{i}", getattr(group.lanes, name))
             alpha = PackedArrayWriter(pack, f"alpha-{i}", np.float32)
             for low in range(0, len(group.lanes.alpha), _PIECE):
+                room.will_need([4 * low], 4 * _PIECE)
                 alpha.append(group.lanes.alpha[low : low + _PIECE])
                 room.let_go()
             alpha.close()
@@ -327,6 +341,7 @@ def _take_up(path: Path, groups: list[_Group], room: _Room) -> _Place:
             read(f"{name}-{i}", getattr(group.lanes, name))
         array, alpha = open_array(path / f"alpha-{i}"), group.lanes.alpha
         for low in range(0, len(alpha), _PIECE):
+            room.will_need([4 * low], 4 * _PIECE)
             array.read(low, min(low + _PIECE, len(alpha)), alpha[low : low + _PIECE])
             room.let_go()
     epoch, number = read("place").tolist()
@@ -379,6 +394,8 @@ class _Strips:
         places = places[np.logical_or.reduce([group.lanes.quiet[places] < QUIET for group in going])]
         self.n_read += len(places)
         if len(places):
+            step = LANE_BYTES << self._bits
+            self._room.will_need((np.unique(places >> self._bits) * step).tolist(), step)
             read, at = self._rows.at_hand(places)
             for group in going:
                 group.visit(read, at, places, problem, number, epoch)
