@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -168,10 +168,10 @@ class _Room:
         self._alphas += self._files[before:]
         return values
 
-    def will_need(self, begins: Iterable[int], n_bytes: int) -> None:
+    def will_need(self, begins: Sequence[int], n_bytes: int) -> None:
         """Have the disk read so many bytes of alpha from each of some on, where it lies in files."""
-        for begin in begins if self._alphas else ():
-            for file in self._alphas:
+        for file in self._alphas:
+            for begin in begins:
                 will_need(file, begin, n_bytes)
 
     def let_go(self) -> None:
