@@ -30,6 +30,7 @@ from xmc_stream.store.nodes import (
     unreadable,
 )
 from xmc_stream.store.remote import ask_for, is_mirrored, open_file, size_of
+from xmc_stream.system.files import ASKED
 from xmc_stream.system.stop import stop_if_unwanted
 
 if TYPE_CHECKING:  # see nodes: what is plain does without it
@@ -47,7 +48,6 @@ _MOST_CHUNKS = 1 << 18  # of an array that is read through zarr, which lists the
 _ALL = slice(None)
 _ITEMS = 1 << 19  # of an array that is read by windows
 _AHEAD_CHECKED = 4  # chunks behind a URL that are fetched beside each other while they are compared with checksums
-_PIECE = 1 << 17  # bytes asked for at a time: of more the kernel reads no more than its read-ahead, 128 KiB as it comes
 _MOST_COMPARED = 1 << 14  # chunks that are known to be compared; one that is forgotten is compared again
 
 
@@ -307,7 +307,7 @@ class ChunkedArray:
         if self._staging is None:
             self._staging = np.empty(_STAGING, np.uint8)
         if not pread_ranges(
-            self._open(k), starts, counts, itemsize, _HOLE // itemsize, _AHEAD, _PIECE, self._staging, out.view(np.uint8),
+            self._open(k), starts, counts, itemsize, _HOLE // itemsize, _AHEAD, ASKED, self._staging, out.view(np.uint8),
         ):  # fmt: skip
             raise StoreError(
                 f"{self.chunk_file(k)} ends early or cannot be read: look at the disk and run the same command again; "
@@ -328,8 +328,8 @@ class ChunkedArray:
             k, offset = divmod(start, self.chunk)
             take = min(stop - start, self.chunk - offset)
             begin, end = (self._begin(k) + items * self._itemsize for items in (offset, offset + take))
-            for at in range(begin, end, _PIECE):
-                os.posix_fadvise(self._open(k), at, min(_PIECE, end - at), os.POSIX_FADV_WILLNEED)
+            for at in range(begin, end, ASKED):
+                os.posix_fadvise(self._open(k), at, min(ASKED, end - at), os.POSIX_FADV_WILLNEED)
             start += take
 
     def _open(self, k: int) -> int:

@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+# bytes that the disk is asked for at a time: of more the kernel reads no more than its read-ahead, 128 KiB as it comes
+ASKED = 1 << 17
 _PREFIX = "xmc_stream-"
 _WAIT = 'trap "" HUP INT TERM; read -r none; rm -rf -- "$1"'  # read ends at the end of file
 # taken again by a thread that has it where the garbage collector, which runs anywhere, ends a block that was left
@@ -99,8 +101,9 @@ def nameless_map(n_bytes: int, folder: Path) -> mmap.mmap:
 def will_need(mapped: mmap.mmap, begin: int, n_bytes: int) -> None:
     """Have the disk begin to read some bytes of a map into the page cache."""
     if hasattr(mmap, "MADV_WILLNEED"):
-        first = begin // mmap.PAGESIZE * mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_WILLNEED, first, min(begin + n_bytes, len(mapped)) - first)
+        first, end = begin // mmap.PAGESIZE * mmap.PAGESIZE, min(begin + n_bytes, len(mapped))
+        for at in range(first, end, ASKED):
+            mapped.madvise(mmap.MADV_WILLNEED, at, min(ASKED, end - at))
 
 
 def let_go(mapped: mmap.mmap) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ ROW_BYTES = 3  # of a row and LANES children, beside alpha
 OWN_ENTRY_BYTES = 8  # of an entry of X that is copied
 LISTED_BYTES = 112  # of a row of a parent below the root: which it is, how that was found, where it begins
 COPY_BYTES = 24 * _COPIED
-_SECONDS, _LEFT_BYTES = 15.0, 50e6  # before a job leaves off: so many, and one for so many bytes that it leaves
+_SECONDS, _LEFT_BYTES = 15.0, 50e6  # a job's processor time before it leaves off: so many, and one for so many bytes
 _PIECE = 1 << 22  # numbers of alpha that are left, or taken up, at a time
 
 
@@ -101,7 +101,7 @@ class StreamJob:
         groups = []
         for first in firsts:
             lanes = new_lanes(0, rows.n_features)._replace(
-                alpha=room.alpha(n), positive=np.zeros(n, np.uint16), quiet=np.empty(n, np.uint8)
+                alpha=room.array(LANES * n, np.float32), positive=np.zeros(n, np.uint16), quiet=np.empty(n, np.uint8)
             )
             steps = problem.steps(self.of.seed, self.tree, self.level, begin, first)
             used = mark(first, problem.penalty, lanes)
@@ -148,7 +148,7 @@ class _Room:
     """Arrays in memory, or in files where they do not fit. spare: bytes that are left when alpha is in memory."""
 
     def __init__(self, spare: int, folder: Path) -> None:
-        self._spare, self._folder, self._files, self._alphas = spare, folder, list[mmap.mmap](), list[mmap.mmap]()
+        self._spare, self._folder, self._files = spare, folder, list[tuple[NDArray[Any], mmap.mmap]]()
 
     def takes(self, n_bytes: int) -> None:
         """So many bytes are wanted beside alpha: they decide where all arrays lie."""
@@ -158,25 +158,20 @@ class _Room:
         """Zeros."""
         if self._spare >= 0:
             return aligned_zeros((n,), dtype)
-        self._files.append(nameless_map(max(n * np.dtype(dtype).itemsize, 1), self._folder))
-        return np.frombuffer(self._files[-1], dtype, n)
-
-    def alpha(self, n: int) -> NDArray[np.float32]:
-        """Zeros, LANES for each of n rows."""
-        before = len(self._files)
-        values = self.array(LANES * n, np.float32)
-        self._alphas += self._files[before:]
+        file = nameless_map(max(n * np.dtype(dtype).itemsize, 1), self._folder)
+        values = np.frombuffer(file, dtype, n)
+        self._files.append((values, file))
         return values
 
-    def will_need(self, begins: Sequence[int], n_bytes: int) -> None:
-        """Have the disk read so many bytes of alpha from each of some on, where it lies in files."""
-        for file in self._alphas:
-            for begin in begins:
-                will_need(file, begin, n_bytes)
+    def will_need(self, array: NDArray[Any], first: int, last: int) -> None:
+        """Have the disk read items [first, last) of an array, where it lies in a file."""
+        for values, file in self._files:
+            if values is array:
+                will_need(file, first * array.itemsize, (last - first) * array.itemsize)
 
     def let_go(self) -> None:
         """Of what lies in files."""
-        for file in self._files:
+        for _, file in self._files:
             let_go(file)
 
 
@@ -193,6 +188,10 @@ class _AllRows:
 
     def __init__(self, X: SparseMatrix, of_rows: RowWeights) -> None:
         self._X, self._of_rows, self.n_features = X, of_rows, X.shape[1]
+
+    def will_need(self, first: int, last: int) -> None:
+        """Have the disk read rows [first, last)."""
+        self._X.will_need(first, last)
 
     def read(self, places: NDArray[np.int64]) -> _Read:
         """Some rows, ascending."""
@@ -213,7 +212,7 @@ class _OwnRows:
         indptr = np.concatenate([[0], np.cumsum(counts)])
         room.takes(OWN_ENTRY_BYTES * int(indptr[-1]))
         self._x = CSR(indptr, room.array(int(indptr[-1]), np.int32), room.array(int(indptr[-1]), np.float32))
-        self._squares, self._weights = np.empty(len(lines)), of_rows.of(lines)
+        self._squares, self._weights, self._room = np.empty(len(lines)), of_rows.of(lines), room
         local_of, features = np.full(X.shape[1], -1, np.int32), np.empty(X.shape[1] + 1, np.int32)
         self.n_features = 0
         for low, high in fitting_ranges(counts, _COPIED):
@@ -222,6 +221,12 @@ class _OwnRows:
             self._x.indices[mine], self._x.values[mine] = x.indices, x.values
             room.let_go()
         self.features = features[: self.n_features].copy()
+
+    def will_need(self, first: int, last: int) -> None:
+        """Have the disk read rows [first, last), where they lie in files."""
+        low, high = int(self._x.indptr[first]), int(self._x.indptr[last])
+        self._room.will_need(self._x.indices, low, high)
+        self._room.will_need(self._x.values, low, high)
 
     def read(self, places: NDArray[np.int64]) -> _Read:
         """Rows beside each other."""
@@ -302,14 +307,14 @@ _Place = tuple[int, int]  # an epoch, and how often GROUP of its strips were vis
 
 
 class _Enough:
-    """Whether a job should leave off: what is left takes a tenth of its time, about, and a stop loses a few seconds."""
+    """Whether a job should leave off: what is left takes a tenth of its time, about, and a kill loses a few seconds of it."""
 
     def __init__(self, groups: list[_Group]) -> None:
-        self._began, left = time.monotonic(), sum(group.lanes.v.nbytes + group.lanes.alpha.nbytes for group in groups)
+        self._began, left = time.thread_time(), sum(group.lanes.v.nbytes + group.lanes.alpha.nbytes for group in groups)
         self._seconds = max(_SECONDS, left / _LEFT_BYTES)
 
     def __call__(self) -> bool:
-        return time.monotonic() - self._began > self._seconds
+        return time.thread_time() - self._began > self._seconds
 
 
 def _leave_off(path: Path, groups: list[_Group], place: _Place, room: _Room) -> None:
@@ -322,7 +327,7 @@ def _leave_off(path: Path, groups: list[_Group], place: _Place, room: _Room) -> 
                 pack.write(f"{name}-{i}", getattr(group.lanes, name))
             alpha = PackedArrayWriter(pack, f"alpha-{i}", np.float32)
             for low in range(0, len(group.lanes.alpha), _PIECE):
-                room.will_need([4 * low], 4 * _PIECE)
+                room.will_need(group.lanes.alpha, low, low + _PIECE)
                 alpha.append(group.lanes.alpha[low : low + _PIECE])
                 room.let_go()
             alpha.close()
@@ -341,7 +346,7 @@ def _take_up(path: Path, groups: list[_Group], room: _Room) -> _Place:
             read(f"{name}-{i}", getattr(group.lanes, name))
         array, alpha = open_array(path / f"alpha-{i}"), group.lanes.alpha
         for low in range(0, len(alpha), _PIECE):
-            room.will_need([4 * low], 4 * _PIECE)
+            room.will_need(alpha, low, low + _PIECE)
             array.read(low, min(low + _PIECE, len(alpha)), alpha[low : low + _PIECE])
             room.let_go()
     epoch, number = read("place").tolist()
@@ -375,8 +380,10 @@ class _Strips:
             for group in going if not first else ():
                 group.lanes.met[:], group.n_awake = 0, 0
             by_slot, numbers = np.argsort(slots), -(-n_strips // GROUP)
+            following = self._asked_for(by_slot, first, going)
             for number in range(first, numbers):
-                self._visit(np.sort(by_slot[number * GROUP : (number + 1) * GROUP]), going, problem, number, epoch)
+                places, following = following, self._asked_for(by_slot, number + 1, going)
+                self._visit(places, going, problem, number, epoch)
                 if number + 1 < numbers and enough():
                     return epoch, number + 1
             first = 0
@@ -386,16 +393,26 @@ class _Strips:
                 return epoch + 1, 0
         return None
 
-    def _visit(self, strips: NDArray[np.int64], going: list[_Group], problem: Problem, number: int, epoch: int) -> None:
-        """Visit the rows of some strips."""
-        stop_if_unwanted()
+    def _asked_for(self, by_slot: NDArray[np.int64], number: int, going: list[_Group]) -> NDArray[np.int64]:
+        """The rows to visit of a group of strips, ascending, which the disk begins to read: while others are visited."""
+        strips = np.sort(by_slot[number * GROUP : (number + 1) * GROUP])
         places = ((strips << self._bits)[:, None] + np.arange(1 << self._bits)).ravel()
         places = places[places < self._n]
         places = places[np.logical_or.reduce([group.lanes.quiet[places] < QUIET for group in going])]
+        ends = np.searchsorted(places >> self._bits, [strips, strips + 1])
+        for low, high in ends.T.tolist():
+            if low < high:
+                first, last = int(places[low]), int(places[high - 1]) + 1
+                self._rows.will_need(first, last)
+                for group in going:
+                    self._room.will_need(group.lanes.alpha, LANES * first, LANES * last)
+        return places
+
+    def _visit(self, places: NDArray[np.int64], going: list[_Group], problem: Problem, number: int, epoch: int) -> None:
+        """Visit some rows, ascending."""
+        stop_if_unwanted()
         self.n_read += len(places)
         if len(places):
-            step = LANE_BYTES << self._bits
-            self._room.will_need((np.unique(places >> self._bits) * step).tolist(), step)
             read, at = self._rows.at_hand(places)
             for group in going:
                 group.visit(read, at, places, problem, number, epoch)
