@@ -1,4 +1,4 @@
-"""Runs on dask workers of this machine: how much two gain on one, and that a run bears workers that come and go.
+"""Runs on dask workers of this machine: how much two gain on one, and that a run goes on when workers come and go.
 
     python benchmarks/cluster.py scale DATA.xmc TEST.xmc FOLDER          # --trained: MODEL in the place of DATA.xmc
     python benchmarks/cluster.py tune DATA.xmc FOLDER --grid lam=0.03,0.1 --set max_passes=3
@@ -9,11 +9,11 @@
 `scale` trains, predicts and evaluates with one thread, two threads, one worker of one thread and two, in turns, from one
 process, and prints ratios of the medians; all models must be the same. `tune` does the same with a tuning of PD-Sparse, whose
 settings are trained beside each other; all figures must be the same. `disturb` trains while workers are killed (SIGKILL, a
-nanny starts them again), one is frozen (SIGSTOP), one is retired and one is added; the model must be that of an undisturbed
-run in one process. `memory` trains, predicts and evaluates on a worker whose limit is near what the work takes; dask's memory
-manager must neither pause it nor end it. `large` trains, predicts and evaluates on two workers with data that are larger than
-their memory, in a memory cgroup of both limits and --page-cache, and prints the seconds of each phase. All end with exit
-code 1 otherwise.
+nanny starts them again), one is frozen (SIGSTOP), one is retired, one is added and the scheduler is killed, after which the
+same command goes on with another cluster; the model must be that of an undisturbed run in one process. `memory` trains,
+predicts and evaluates on a worker whose limit is near what the work takes; dask's memory manager must neither pause it nor
+end it. `large` trains, predicts and evaluates on two workers with data that are larger than their memory, in a memory cgroup
+of both limits and --page-cache, and prints the seconds of each phase. All end with exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from start_cluster import SETTINGS
 
 _PATH = click.Path(path_type=Path, resolve_path=True)  # workers run in folders of their own
 _AGAIN = "takes long: once more, on "  # what a run logs of a straggler
+_SCHEDULER = "kill the scheduler"
 _MEMORY = ("Worker is at", "terminated by", "Restarting worker", "exceeded")  # what dask logs of its memory manager
 
 
@@ -84,6 +85,11 @@ class Workers:
         self._n += 1
         options = ("--nthreads", "1", "--memory-limit", self._memory_limit, "--local-directory", str(self._folder))
         self._start("distributed.cli.dask_worker", *options)
+
+    def end_scheduler(self) -> None:
+        """SIGKILL: this cluster is of no use any more."""
+        self.client.close()
+        self._started[0].kill()
 
     def processes(self) -> list[int]:
         """Numbers of all its processes."""
@@ -276,25 +282,28 @@ def disturb(
     began = time.perf_counter()
     run("train", data.absolute(), here, *options)
     print(f"{machine()}; undisturbed, in one process: {time.perf_counter() - began:.0f} s")
-    with Workers(folder, 2, memory_limit) as workers:
-        command = [sys.executable, "-m", "xmc_stream.cli", "train", data.absolute(), model, *options]
-        began = time.perf_counter()
-        sessions = again = 0
-        to_do = ["kill"] * kills + ["freeze", "add", "retire"]
-        rng.shuffle(to_do)
-        while not model.exists():
-            sessions += 1
-            words = [*map(str, command), "--scheduler", workers.address]
-            with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as training:
-                time.sleep(every)
-                while training.poll() is None:
-                    if to_do:
-                        _disturb(to_do.pop(), workers, freeze, rng, training)
+    command = [*map(str, (sys.executable, "-m", "xmc_stream.cli", "train", data.absolute(), model, *options))]
+    began = time.perf_counter()
+    sessions = again = 0
+    to_do = ["kill"] * kills + ["freeze", "add", "retire", _SCHEDULER]
+    rng.shuffle(to_do)
+    while not model.exists():
+        with Workers(folder, 2, memory_limit) as workers:
+            done = ""
+            while done != _SCHEDULER and not model.exists():
+                sessions += 1
+                words = [*command, "--scheduler", workers.address]
+                with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as training:
                     time.sleep(every)
-                said = training.stderr.read().strip() if training.stderr else ""
-            again += said.count(_AGAIN)
-            if training.returncode:
-                print(f"session {sessions} ended: {said.splitlines()[-1]}")
+                    while training.poll() is None:
+                        if to_do and done != _SCHEDULER:
+                            done = to_do.pop()
+                            _disturb(done, workers, freeze, rng, training)
+                        time.sleep(every)
+                    said = training.stderr.read().strip() if training.stderr else ""
+                again += said.count(_AGAIN)
+                if training.returncode:
+                    print(f"session {sessions} ended: {said.splitlines()[-1]}", flush=True)
     same = run("info", model, "--digest")["digest"] == run("info", here, "--digest")["digest"]
     print(
         f"disturbed: {time.perf_counter() - began:.0f} s in {sessions} sessions; stragglers begun again: {again}; left undone: "
@@ -391,7 +400,11 @@ def large(
 
 
 def _disturb(what: str, workers: Workers, freeze: float, rng: random.Random, training: Any) -> None:
-    """Do something to a worker that the scheduler has."""
+    """Do something to a worker that the scheduler has, or to the scheduler."""
+    if what == _SCHEDULER:
+        print(what, flush=True)
+        workers.end_scheduler()
+        return
     pids = workers.pids()
     address = rng.choice(sorted(pids)) if pids else ""
     print(f"{what} {address}", flush=True)
