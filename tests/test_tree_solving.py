@@ -33,7 +33,8 @@ from xmc_stream.tree.beams import BeamJob
 from xmc_stream.tree.choice import ChoiceJob, average_precision, climbed, picks_of
 from xmc_stream.tree.kernels.solve import measure_rows, measure_weights
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.solve import Problem, SolveJob, parents_of, relative_gaps
+from xmc_stream.tree.parents import parents_of
+from xmc_stream.tree.solve import Problem, SolveJob, relative_gaps
 from xmc_stream.tree.streaming import StreamJob
 
 # uncompiled, numpy says so when a key wraps around

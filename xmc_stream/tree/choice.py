@@ -31,9 +31,10 @@ from xmc_stream.store.model import DECISION
 from xmc_stream.system.stop import stop_if_unwanted
 from xmc_stream.tree.beams import Paths, beams_above
 from xmc_stream.tree.kernels.solve import margins_of, solve_lanes
+from xmc_stream.tree.parents import Parent, parents_of
 from xmc_stream.tree.scoring import SHORT
 from xmc_stream.tree.shared import Shared
-from xmc_stream.tree.solve import Parent, Problem, parents_of
+from xmc_stream.tree.solve import Problem
 from xmc_stream.tree.structure import Level
 
 SHARE, LEAST, MOST = 0.05, 12, 512  # of the work of solving all labels; groups, at least and at most

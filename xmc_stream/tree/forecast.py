@@ -15,14 +15,22 @@ from functools import cached_property
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.methods.contract import Forecast, Task
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
-from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.tree.choice import LEAST, MOST, SHARE
 from xmc_stream.tree.clustering import DIMENSIONS
 from xmc_stream.tree.given import given_tree
 from xmc_stream.tree.guide import N_GROUPS
 from xmc_stream.tree.nodes import CHILDREN, NODES
 from xmc_stream.tree.parameters import TreeParameters
-from xmc_stream.tree.plan import JOB_ENTRIES, Shape, TreePlan, cut_children, least_needs, plan_tree, shape_of
+from xmc_stream.tree.plan import (
+    JOB_ENTRIES,
+    Shape,
+    TreePlan,
+    cut_children,
+    least_needs,
+    plan_tree,
+    shape_of,
+    stored_bytes,
+)
 from xmc_stream.tree.run import units_of_part
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.solve import GUIDE_EPOCHS
@@ -32,6 +40,7 @@ from xmc_stream.tree.solve import GUIDE_EPOCHS
 _STEP, _LOOKED_UP, _ADDED, _SPLIT, _WEIGHT = 12.0, 70.0, 20.0, 80.0, 250.0
 _GROUP = 1.2e6  # nanoseconds of LANES children below the root, however few rows they have
 _DOUBLED, _CACHE = 7.0, 1 << 23  # nanoseconds more, each time that v has twice so many bytes
+_MOVED = 20.0  # nanoseconds of an entry that is read, or written, where rows are brought side by side
 _TRIED = 2  # times that rows are read to try some C
 _VISITS = 6.0  # of a row of a parent below the root
 _OVERLAP = 0.55  # a row with y labels has them below y ** _OVERLAP nodes of a level
@@ -102,7 +111,7 @@ class TreeForecaster(Forecaster):
             *([self._vectors(sizes.labels)] if vectors else []),
             *self._all_rows(levels[0], sizes, plan.threads * plan.processes),
             *([self._choice(levels[-1])] if p.C is None else []),
-            *(self._below(level, level is levels[-1]) for level in levels[1:]),
+            *(self._below(level, level is levels[-1], sizes.shuffles) for level in levels[1:]),
             self._down(levels[:-1]),
             _Part(work=p.n_trees * sum(weights) * _WEIGHT),
         ]
@@ -114,7 +123,7 @@ class TreeForecaster(Forecaster):
             "bytes_read": streamed + gathered,
             "bytes_streamed": streamed,
             "bytes_gathered": gathered,
-            "disk_bytes": self._disk(levels, weights, bool(vectors)),
+            "disk_bytes": self._disk(levels, weights, bool(vectors), sizes.shuffles),
             "peak_phase": phase,
             "peak_parts": needs[phase],
             "seconds": round(1e-9 * sum(part.work for part in parts) / (plan.threads * plan.processes) + 0.5, 1),
@@ -123,8 +132,8 @@ class TreeForecaster(Forecaster):
     @cached_property
     def _bytes(self) -> tuple[int, int]:
         """Of X on disk, and of X and Y."""
-        x = _stored(self.task.dataset.X_rows())
-        return x, x + _stored(self.task.dataset.Y_rows())
+        x = stored_bytes(self.task.dataset.X_rows())
+        return x, x + stored_bytes(self.task.dataset.Y_rows())
 
     def _vectors(self, at_a_time: int) -> _Part:
         """Vectors of labels, so many at a time, and all splits of them."""
@@ -158,14 +167,18 @@ class TreeForecaster(Forecaster):
         X = self.task.dataset.X_rows()
         return X.nnz * _VISITS * level.groups * self._step(level.passes * X.nnz / level.parents)
 
-    def _below(self, level: _Level, last: bool) -> _Part:
+    def _below(self, level: _Level, last: bool, shuffles: bool) -> _Part:
         """The children of a level below the first, of all trees. Jobs read rows of several parents once."""
         passes = level.passes * self._p.n_trees
         entries = self.task.dataset.X_rows().nnz * level.passes * level.groups
         jobs = max(entries / JOB_ENTRIES, level.children / (CHILDREN if last else NODES), 1.0)
         read = self._p.n_trees * jobs * (1.0 - math.exp(-level.passes / jobs)) * self._bytes[0]
-        groups = self._p.n_trees * level.parents * level.groups
-        return _Part(passes, 0, read, passes * self._visits(level) + groups * _GROUP)
+        work = passes * self._visits(level) + self._p.n_trees * level.parents * level.groups * _GROUP
+        if not shuffles:
+            return _Part(passes, 0, read, work)
+        passed = self._p.n_trees * self._bytes[0]
+        moved = (passed + read) / self._bytes[0] * self.task.dataset.X_rows().nnz
+        return _Part(passes + self._p.n_trees, passed + read, 0, work + moved * _MOVED)
 
     def _down(self, levels: list[_Level]) -> _Part:
         """All rows on their way down."""
@@ -186,20 +199,16 @@ class TreeForecaster(Forecaster):
         of_child = X.nnz * level.passes / max(level.children, 1) * (1 if level.parents > 1 else level.passes)
         return float(level.children * min(X.shape[1], 3.7 * of_child**0.744))
 
-    def _disk(self, levels: list[_Level], weights: list[float], vectors: bool) -> int:
-        """The most that is there at a time: vectors, or beams and the weights of the levels so far."""
+    def _disk(self, levels: list[_Level], weights: list[float], vectors: bool, shuffles: bool) -> int:
+        """The most that is there at a time: vectors, or beams, the weights of the levels so far and the rows of one."""
         p, n = self._p, self.task.dataset.n_samples
         most, kept = 4.0 * (DIMENSIONS + 20) * self.task.dataset.n_labels * vectors, 0.0
         for _ in range(p.n_trees):
             for number, (level, n_weights) in enumerate(zip(levels, weights, strict=True)):
                 n_units = -(-level.children // CHILDREN) if level is levels[-1] else 1
                 kept += _MODEL_BYTES * n_weights
-                most = max(most, kept + _STATE_BYTES * n_weights * min(1.0, units_of_part(n_units) / n_units))
+                rows = level.passes * self._bytes[0] if shuffles and number else 0
+                most = max(most, kept + rows + _STATE_BYTES * n_weights * min(1.0, units_of_part(n_units) / n_units))
                 beam = 0 if number == len(levels) - 1 else p.leaf_beam if number == len(levels) - 2 else p.beam
                 kept += 16.0 * n * min(beam, level.children)
         return int(max(most, kept))
-
-
-def _stored(matrix: SparseMatrix) -> int:
-    """Bytes of a matrix on disk."""
-    return sum(array.size * (array.chunk_bytes // array.chunk) for array in matrix.arrays())

@@ -12,11 +12,13 @@ from xmc_stream.kernels.instructions import LANES
 from xmc_stream.kernels.order import GROUP
 from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, fitting_ranges
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import StoredModel
 from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES, row_ranges
 from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, READ_BYTES, WINDOW
 from xmc_stream.tree.nodes import FEATURE_BYTES, LEAST_WEIGHTS, WEIGHT_BYTES, Unit
 from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.shuffle import range_bytes
 from xmc_stream.tree.solve import ENTRY_BYTES, LANE_BYTES, TAKEN_BYTES, parent_needs
 from xmc_stream.tree.solve import ROW_BYTES as SOLVED_ROW_BYTES
 from xmc_stream.tree.start import kept_nodes, start_needs
@@ -33,6 +35,9 @@ _DIRECTIONS = 5 * _VECTOR  # of a node that is split, half of them at a time
 _STRUCTURE = 40  # of a label: the order, nodes of labels
 _EACH = 1 << 14  # labels of a job, where there are more jobs than memory asks for
 _FIXED = 8 * MIB
+_CACHED = (
+    1.0  # of the memory limit: X of so many bytes is read here and there, as the page cache can be trusted to hold it
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class TreePlan:
 
     entries: of X, that a job of solving may hold; root: its children; spare: bytes of a thread that solves children whose rows
     stream by, beside the least that one group of them takes; weights: that are put into records at a time; cache_bytes: of
-    weights in memory while rows go down.
+    weights in memory while rows go down. shuffles: the rows of the jobs of a level are brought side by side on disk.
     """
 
     labels: int
@@ -53,6 +58,7 @@ class TreePlan:
     weights: int
     cache_bytes: int
     block_bytes: int
+    shuffles: bool
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,7 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
             **parent_needs(t, held, int(1.5 * held * row_entries), d),
             "labels": structure, "windows": t * 2 * _FIXED,
         },
+        **({"rows side by side": {"rows": t * range_bytes(X)}} if _shuffles(X, plan) else {}),
         "writing nodes": {
             "records": t * LEAST_WEIGHTS * WEIGHT_BYTES, "windows": t * 2 * READ_WEIGHTS * 12,
             "features": t * FEATURE_BYTES * d, "labels": structure,
@@ -199,4 +206,14 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Shap
     packed = LEAST_WEIGHTS + min(packed, 1 << 24)
     cache = plan.threads * _FIXED + max(0, weights)
     root = shape.nodes[0] if shape.nodes else k
-    return TreePlan(labels, depth, room, entries, root, spare, packed, cache, plan.row_block_bytes)
+    return TreePlan(labels, depth, room, entries, root, spare, packed, cache, plan.row_block_bytes, _shuffles(X, plan))
+
+
+def _shuffles(X: SparseMatrix, plan: MemoryPlan) -> bool:
+    """Whether X is larger than what may be trusted to stay in memory, so that to read it here and there is slow."""
+    return stored_bytes(X) > _CACHED * plan.limit
+
+
+def stored_bytes(matrix: SparseMatrix) -> int:
+    """Of a matrix on disk."""
+    return sum(array.size * (array.chunk_bytes // array.chunk) for array in matrix.arrays())

@@ -32,12 +32,14 @@ from xmc_stream.tree.plan import cut_children, cut_parents, plan_tree, rows_of_p
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.shapes import Shapes
 from xmc_stream.tree.shared import Shared
+from xmc_stream.tree.shuffle import ListJob, ShuffleJob, ranges_of_rows
 from xmc_stream.tree.solve import SolveJob
 from xmc_stream.tree.streaming import StreamJob
 from xmc_stream.tree.structure import Level, Structure
 from xmc_stream.tree.units import UnitJob
 
-_KINDS = ("vectors", "split", "solve", "beam", "choice")  # of jobs that leave packs
+_SHUFFLES = ("list", "shuffle")
+_KINDS = ("vectors", "split", "solve", "beam", "choice", *_SHUFFLES)  # of jobs that leave packs
 MARGIN = 0.1  # of implied labels
 _PARTS = 16  # of a level, each solved and then written: so many, or fewer of so many units
 _CLUSTERED = 0.08  # of a run: where the trees have their shapes
@@ -168,6 +170,8 @@ class TreeRun(TrainingRun):
         what = f"solving {level.n_children:,} {'labels' if level.last else 'nodes'}{self._tree(tree)}"
         words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"
         units, found = units_of(tree, level), list[Receipt]()
+        if self._sizes.shuffles and level.number and any(map(self._unwritten, units)):
+            yield from self._shuffle(tree, level, rows, row_entries, progress)
         step = units_of_part(len(units))
         for first in range(0, len(units), step):
             some, part = units[first : first + step], 0.75 / len(units)
@@ -177,8 +181,9 @@ class TreeRun(TrainingRun):
             ]
             jobs = [job for of_unit in solves for of_parents in of_unit for job in of_parents]
             phase = Phase(
-                "solve", jobs, what, span, unit="level", number=progress.done + 1, gathers=level.number > 0, twice=True
-            )
+                "solve", jobs, what, span, unit="level", number=progress.done + 1,
+                gathers=level.number > 0 and not self._sizes.shuffles, twice=True,
+            )  # fmt: skip
             left = yield from self._solved(phase)
             writes = [
                 UnitJob(
@@ -189,8 +194,22 @@ class TreeRun(TrainingRun):
             span = progress.span(part * (first + 0.9 * len(some)), part * (first + len(some)))
             found += yield Phase("finalise", writes, words, span, twice=True)
             self._remove(left.values())
+        for kind in _SHUFFLES:  # of this level: a run that goes on comes by levels that are written
+            self._remove(map(str, (self.work / "state" / kind).glob(f"{tree}_{level.number}_*")))
         self._note_gaps("labels" if level.last else f"level {level.number + 1}", found)
         return found
+
+    def _shuffle(
+        self, tree: int, level: Level, rows: NDArray[np.int64], row_entries: float, progress: _Progress
+    ) -> Steps:
+        """Bring the rows of each job of a level side by side."""
+        cuts = [cut for unit in units_of(tree, level) for cut in cut_parents(rows, level, unit, row_entries)]
+        jobs = [ListJob(self._of, tree, level.number, first, last) for first, last, _ in cuts]
+        words, span = f"bringing rows together{self._tree(tree)}", progress.span(0.0, 0.0)
+        yield Phase("rows listed", jobs, words, span, twice=True)
+        firsts, n = tuple(first for first, _, _ in cuts), len(ranges_of_rows(self.dataset.X_rows()))
+        moves = [ShuffleJob(self._of, tree, level.number, firsts, number) for number in range(n)]
+        yield Phase("rows together", moves, words, span, twice=True)
 
     def _unwritten(self, unit: Unit) -> bool:
         """Whether the jobs have to be done that a unit is made from, which are gone when it is written."""
@@ -269,17 +288,20 @@ class TreeRun(TrainingRun):
                 yield self._stream_jobs(tree, number, first, n_children, n_rows)
                 continue
             out = self._state("solve", f"{tree}_{number}_{first}-{last}")
-            yield [SolveJob(self._of, tree, number, first, last, self._sizes.entries, self.plan, out)]
+            shuffled = self._sizes.shuffles and number > 0
+            yield [SolveJob(self._of, tree, number, first, last, self._sizes.entries, self.plan, out, shuffled)]
 
     def _stream_jobs(self, tree: int, level: int, parent: int, n_children: int, rows: int | None) -> list[StreamJob]:
         """Jobs for the children of a parent whose rows stream by, at most so many, None for all."""
         at_once = self.plan.threads * self.plan.processes
         spans, spare = cut_children(n_children, rows, self.dataset, self._sizes, at_once)
         name = f"{tree}_{level}_{parent}"
+        shuffled = self._sizes.shuffles and rows is not None
         return [
-            StreamJob(self._of, tree, level, parent, *span, spare, self._state("solve", f"{name}_{span[0]}-{span[1]}"))
+            StreamJob(self._of, tree, level, parent, *span, spare, out=self._state("solve", f"{name}_{span[0]}-{span[1]}"),
+                      shuffled=shuffled)
             for span in spans
-        ]
+        ]  # fmt: skip
 
     def _down(self, tree: int, level: Level, tiles: UnitTiles, progress: _Progress) -> Steps:
         """Let all rows go down a level."""
@@ -324,6 +346,9 @@ def made_from(key: str, done: Sequence[str]) -> list[str]:
     found = []
     for other in done:
         kind, *numbers = other.split("/")
-        if kind == "solve" and numbers[:2] == [str(tree), str(level)] and int(numbers[2].split("-")[0]) >= first:
-            found.append(other)  # those of units behind it too: of these it is not known where they begin
+        if numbers[:2] != [str(tree), str(level)]:
+            continue
+        # those of units behind it too: of these it is not known where they begin
+        if kind in _SHUFFLES or (kind == "solve" and int(numbers[2].split("-")[0]) >= first):
+            found.append(other)
     return found

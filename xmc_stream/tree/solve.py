@@ -9,7 +9,7 @@ lam is 0 for nodes. R(c) has the rows with a label below c, and of those whose b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,15 +30,15 @@ from xmc_stream.runtime.job import Receipt
 from xmc_stream.runtime.plan import MemoryPlan, fitting_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import PackedArrayWriter, PackWriter, new_pack
-from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.system.stop import stop_if_unwanted
-from xmc_stream.tree.beams import Others, beams_above
+from xmc_stream.tree.beams import beams_above
 from xmc_stream.tree.kernels.records import Weights
 from xmc_stream.tree.kernels.solve import measure_rows, measure_weights, solve_lanes, take_entries
 from xmc_stream.tree.nodes import GUIDE
 from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.parents import Parent, parents_of, union_of
 from xmc_stream.tree.shared import Shared
-from xmc_stream.tree.structure import Level, Structure
+from xmc_stream.tree.shuffle import Shuffled
 
 _GUIDE_C, GUIDE_EPOCHS = 1.0, 4
 QUIET = 2  # visits that do not move a row before it sleeps
@@ -160,7 +160,8 @@ class Solution:
 class SolveJob:
     """The children of parents [first, last) of a level below the root.
 
-    max_entries: of rows that are held at a time, or those of one parent, for which the plan must have room.
+    max_entries: of rows that are held at a time, or those of one parent, for which the plan must have room. shuffled: rows lie
+    side by side on disk.
     """
 
     of: Shared
@@ -171,6 +172,7 @@ class SolveJob:
     max_entries: int
     plan: MemoryPlan
     out: str
+    shuffled: bool = False
 
     @property
     def key(self) -> str:
@@ -180,14 +182,15 @@ class SolveJob:
     def run(self) -> Receipt:
         """Gather the rows of some parents, solve their children one parent after another, write."""
         dataset, of_rows = self.of.dataset(), self.of.row_weights()
-        X, Y, p = dataset.X_rows(), dataset.Y_columns(), self.of.parameters
+        Y, p = dataset.Y_columns(), self.of.parameters
         structure = self.of.structure(self.tree, dataset.n_labels)
         level = structure.levels[self.level]
         problem = Problem.of(p, self.tree, level.last)
         numbers = np.arange(self.first, self.last)
         before = beams_above(self.of.work, self.tree, self.level, dataset.n_samples)
         parents = list(parents_of(Y, structure, level, numbers, before, p.negatives))
-        rows = np.unique(np.concatenate([parent.rows for parent in parents]))
+        rows = union_of(parents)
+        X = Shuffled(self.of, dataset, self.tree, self.level, self.first, rows) if self.shuffled else dataset.X_rows()
         lengths = X.lengths(rows)[1]
         sizes = [int(lengths[np.searchsorted(rows, parent.rows)].sum()) for parent in parents]
         most = max(len(parent.rows) for parent in parents), max(sizes)
@@ -197,7 +200,7 @@ class SolveJob:
         with new_pack(Path(self.out)) as pack:
             solver = _Solver(dataset, parents, sizes, problem, pack)
             for low, high in fitting_ranges(sizes, self.max_entries):
-                rows = np.unique(np.concatenate([parent.rows for parent in parents[low:high]]))
+                rows = union_of(parents[low:high])
                 x, weights = CSR.of(X.gather(rows)), of_rows.of(rows)
                 for number in range(low, high):
                     stop_if_unwanted()
@@ -213,41 +216,6 @@ class SolveJob:
         n_rows = sum(len(parent.rows) for parent in parents)
         return {"nnz": solver.solution.nnz, "rows": n_rows, "bytes_read": X.bytes_read + Y.bytes_read,
                 "passes": n_rows / max(dataset.n_samples, 1)}  # fmt: skip
-
-
-def parents_of(
-    Y: SparseMatrix, structure: Structure, level: Level, parents: NDArray[np.int64], before: Sequence[str], negatives: float
-) -> Iterator[Parent]:  # fmt: skip
-    """The rows of some parents of a level, ascending. before: packs of the beams of all rows.
-
-    The one parent of the first level has all rows; one whose only child is a node has none, as that is not solved.
-    """
-    below = [structure.order[level.parents[c] : level.parents[c + 1]] for c in parents if not level.alone[c]]
-    labels = np.sort(np.concatenate([np.empty(0, np.int64), *below]))
-    columns = Y.gather(labels)
-    others = Others(before, parents) if before else None
-    for number, parent in enumerate(parents):
-        if level.alone[parent]:
-            yield Parent(np.empty(0, np.int64), Labels(np.zeros(2, np.int64), np.empty(0, np.int64)))
-            continue
-        at = np.searchsorted(labels, structure.order[level.parents[parent] : level.parents[parent + 1]])
-        parts = [columns.indices[columns.indptr[line] : columns.indptr[line + 1]] for line in at]
-        of_children = level.children[level.ptr[parent] : level.ptr[parent + 1] + 1] - level.parents[parent]
-        ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])])[of_children]
-        found = np.concatenate(parts).astype(np.int64)
-        if others is None:
-            rows = np.arange(Y.shape[0])
-        else:
-            positive = np.unique(found)
-            rows = np.sort(np.concatenate([positive, others.drawn(number, int(np.ceil(negatives * len(positive))))]))
-        yield Parent(rows, Labels(ends.astype(np.int64), np.searchsorted(rows, found)))
-
-
-class Parent(NamedTuple):
-    """The rows of a parent, ascending, and which of these each of its children has, by their places."""
-
-    rows: NDArray[np.int64]
-    y: Labels
 
 
 def relative_gaps(used: int, figures: NDArray[np.float64]) -> list[float]:

@@ -42,8 +42,10 @@ from xmc_stream.tree.beams import beams_above
 from xmc_stream.tree.guide import read_groups
 from xmc_stream.tree.kernels.solve import mark_rows, measure_rows, measure_weights
 from xmc_stream.tree.nodes import GUIDE
+from xmc_stream.tree.parents import parents_of
 from xmc_stream.tree.shared import Shared
-from xmc_stream.tree.solve import LANE_BYTES, QUIET, Problem, Solution, parents_of, relative_gaps
+from xmc_stream.tree.shuffle import Shuffled
+from xmc_stream.tree.solve import LANE_BYTES, QUIET, Problem, Solution, relative_gaps
 
 STRIP_BYTES, STRIP_BITS = 1 << 18, 9  # of a strip, on average; log2 of its rows, at most
 _BLOCK_BYTES = 1 << 20  # of Y that streams by once
@@ -66,6 +68,7 @@ class StreamJob:
     """Children [first, last) of a parent, counted from its first one.
 
     spare: bytes for alpha, and the copy of rows. part: jobs that left off before this one. out: what the first part leaves.
+    shuffled: the rows lie side by side on disk.
     """
 
     of: Shared
@@ -77,6 +80,7 @@ class StreamJob:
     spare: int
     out: str
     part: int = 0
+    shuffled: bool = False
 
     @property
     def key(self) -> str:
@@ -97,7 +101,10 @@ class StreamJob:
         n = X.n_lines if lines is None else len(lines)
         room = _Room(self.spare - LANE_BYTES * n * len(firsts), folder)
         of_rows = self.of.row_weights()
-        rows = _AllRows(X, of_rows) if lines is None else _OwnRows(X, of_rows, lines, room)
+        source: SparseMatrix | Shuffled = X
+        if self.shuffled and lines is not None:
+            source = Shuffled(self.of, dataset, self.tree, self.level, self.parent, lines)
+        rows = _AllRows(X, of_rows) if lines is None else _OwnRows(source, of_rows, lines, room)
         groups = []
         for first in firsts:
             lanes = new_lanes(0, rows.n_features)._replace(
@@ -111,7 +118,7 @@ class StreamJob:
         if self.part:
             place = _take_up(Path(replace(self, part=self.part - 1).left), groups, room)
         ended = strips.settle(groups, problem, key, place, _Enough(groups))
-        receipt = {"bytes_read": X.bytes_read, "nnz": 0, "open": ended is not None}
+        receipt = {"bytes_read": source.bytes_read, "nnz": 0, "open": ended is not None}
         if ended is not None:
             _leave_off(Path(self.left), groups, ended, room)
             return {**receipt, "passes": 0.0 if lines is not None else strips.n_read / max(dataset.n_samples, 1)}
@@ -124,7 +131,7 @@ class StreamJob:
             solution.close(gaps)
         read = n if lines is not None else strips.n_read
         passes = read / max(dataset.n_samples, 1)
-        return {**receipt, "nnz": solution.nnz, "bytes_read": X.bytes_read, "passes": passes}
+        return {**receipt, "nnz": solution.nnz, "bytes_read": source.bytes_read, "passes": passes}
 
     def _children(self, dataset: Dataset) -> tuple[NDArray[np.int64] | None, _Mark, int, bool]:
         """The rows of the parent, None for all; what enters children; the first of them, in its level; are they labels?"""
@@ -207,7 +214,7 @@ class _AllRows:
 class _OwnRows:
     """Some rows of X, ascending, copied side by side, whose features are numbered as they are met (`features`)."""
 
-    def __init__(self, X: SparseMatrix, of_rows: RowWeights, lines: NDArray[np.int64], room: _Room) -> None:
+    def __init__(self, X: SparseMatrix | Shuffled, of_rows: RowWeights, lines: NDArray[np.int64], room: _Room) -> None:
         counts = X.lengths(lines)[1]
         indptr = np.concatenate([[0], np.cumsum(counts)])
         room.takes(OWN_ENTRY_BYTES * int(indptr[-1]))
@@ -420,14 +427,15 @@ class _Strips:
 
     def gaps(self, group: _Group, problem: Problem) -> list[float]:
         """Relative duality gaps of a group's children, by one more pass."""
-        figures, lanes, step = np.zeros((LANES, 2)), group.lanes, 1 << self._bits
-        for first in range(0, self._n, step):
+        figures, lanes = np.zeros((LANES, 2)), group.lanes
+        in_order = np.arange(-(-self._n >> self._bits))
+        group.lanes.quiet[:] = 0
+        following = self._asked_for(in_order, 0, [group])
+        for number in range(-(-len(in_order) // GROUP)):
             stop_if_unwanted()
-            places = np.arange(first, min(first + step, self._n))
-            mine = slice(first, first + len(places))
-            some = lanes._replace(
-                alpha=lanes.alpha[mine.start * LANES : mine.stop * LANES], positive=lanes.positive[mine], order=places
-            )
+            places, following = following, self._asked_for(in_order, number + 1, [group])
+            mine = slice(int(places[0]) * LANES, (int(places[-1]) + 1) * LANES)
+            some = lanes._replace(alpha=lanes.alpha[mine], positive=lanes.positive[places], order=places)
             measure_rows(*self._rows.read(places), problem.penalty, some, figures)
             self._room.let_go()
         self.n_read += self._n
