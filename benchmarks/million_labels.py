@@ -2,9 +2,10 @@
 
     python benchmarks/million_labels.py FOLDER --labels 1000000 --samples 1000000 --features 500000 --limit 4GB
     python benchmarks/million_labels.py FOLDER --solver tree --tree 3
+    python benchmarks/million_labels.py FOLDER --solver tree --tree 3 --samples 250000 --labels 250000 --pecos PYTHON
 
 A line a command: seconds, VmHWM, bytes read and on disk, passes, class blocks, figures. A set that is there is used again.
-Ends with exit code 1 if a limit did not hold.
+--pecos: also PECOS XR-Linear, by an interpreter that has it. Ends with exit code 1 if a limit did not hold.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import click
 from commands import machine
+from growth import pecos
 
 from xmc_stream.system.memory import format_size, parse_size
 
@@ -55,13 +57,15 @@ def disk(folder: Path) -> int:
 @click.option("--tree", type=int, metavar="DEPTH", help="Make the labels leaves of a tree.")
 @click.option("--limit", default="4GB", show_default=True)
 @click.option("--threads", default=2, show_default=True)
+@click.option("--pecos", "peers", metavar="PYTHON", help="The interpreter that has PECOS, if that is to be compared.")
 @click.option("--keep", is_flag=True, help="Keep model and predictions.")
 @click.option(
     "--go-on", is_flag=True, help="Go on with a training that was killed; its seconds are then of this session."
 )
 def main(
     folder: Path, labels: int, samples: int, features: int, features_per_sample: int, labels_per_sample: int,
-    test_samples: int, solver: str, tree: int | None, limit: str, threads: int, keep: bool, go_on: bool,
+    test_samples: int, solver: str, tree: int | None, limit: str, threads: int, peers: str | None,
+    keep: bool, go_on: bool,
 ) -> None:  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / f"n{samples}-k{labels}-d{features}{f'-tree{tree}' if tree else ''}.xmc"
@@ -105,6 +109,10 @@ def main(
     line("evaluate predictions", (*cli, "evaluate", pred, test, "--train", data, *options), shown)
     line("evaluate model", (*cli, "evaluate", model, test, "--train", data, *options), shown)
     print(f"{'all':22} {time.perf_counter() - began:7.1f} s; {format_size(disk(folder))} on disk")
+    if peers:
+        figures, megabytes, precision = pecos(peers, data, test, folder / "pecos", threads)
+        seconds = ", ".join(f"{name} {of['seconds']:.1f} s" for name, of in figures.items())
+        print(f"{'PECOS':22} {seconds}; {megabytes:.0f} MB on disk; P@1 {precision:.4g}")
     if not keep:
         for made in (model, pred):
             shutil.rmtree(made)

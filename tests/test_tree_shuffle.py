@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from helpers.compiler import needs_compiler
+from helpers.forked import Forked
 from helpers.problems import LIMIT
 from helpers.trees import array, run_tree, stored, topics
 
 import xmc_stream as xs
+from xmc_stream.cli import main
 from xmc_stream.errors import StoreError
+from xmc_stream.methods.contract import Task
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MemoryPlan
+from xmc_stream.store.encoding import new_pack
+from xmc_stream.system.memory import peak_resident, resident
 from xmc_stream.tree import plan, shuffle
+from xmc_stream.tree.beams import beams_above
 from xmc_stream.tree.forecast import TreeForecaster
 from xmc_stream.tree.parameters import TreeParameters
+from xmc_stream.tree.parents import parents_of, union_of
 from xmc_stream.tree.plan import stored_bytes
 from xmc_stream.tree.run import made_from
+from xmc_stream.tree.shared import Shared
 from xmc_stream.tree.shuffle import ListJob, Shuffled, ShuffleJob, ranges_of_rows
 from xmc_stream.tree.solve import SolveJob
 from xmc_stream.tree.streaming import StreamJob
@@ -63,21 +74,32 @@ def test_the_model_is_the_same_and_nothing_is_left(
 
 
 @pytest.mark.usefixtures("shuffled")
-def test_the_rows_of_every_job_are_those_of_x(data: xs.Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_most", [64, 2])
+def test_the_rows_of_every_job_are_those_of_x(
+    at_most: int, data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = partial(shuffle.lists_of, at_most=at_most)
+    monkeypatch.setattr("xmc_stream.tree.run.lists_of", together)
     run = run_tree(data, tmp_path, TreeParameters(**TREE))
-    X, jobs, of = data.X_rows(), run.of(ListJob), run.of(ShuffleJob)
-    assert {job.level for job in jobs} == {job.level for job in of} == {1, 2, 3}
-    assert sum(len(set(job.firsts)) for job in of if not job.number) == len(jobs)
-    for job in jobs:
-        rows = array(job.out, "rows").astype(np.int64)
-        found = Shuffled(job.of, data, job.tree, job.level, job.first, rows)
-        for some in (rows, rows[::3], rows[len(rows) // 2 :], rows[:0]):
-            got, want = found.gather(some), X.gather(some)
-            for name in ("indptr", "indices", "data"):
-                assert getattr(got, name).tobytes() == getattr(want, name).tobytes()
-            assert found.lengths(some)[1].tolist() == X.lengths(some)[1].tolist()
-    read = sum(job.of.dataset().X_rows().nnz for job in of if not job.number)
-    assert read == 3 * X.nnz  # one pass a level
+    X, of, spans = data.X_rows(), run.of(ShuffleJob), {}
+    for job in run.of(ListJob):
+        spans |= {(job.level, first): (job, last) for first, last in job.spans}
+    assert {level for level, _ in spans} == {1, 2, 3}
+    structure = run.structure()
+    for (number, first), (job, last) in spans.items():
+        (lists,) = {other.lists for other in of if other.level == number}
+        assert lists == together([parent for level, parent in spans if level == number])
+        level, before = structure.levels[number], beams_above(str(run.work), 0, number, data.n_samples)
+        parents = [*parents_of(data.Y_columns(), structure, level, np.arange(first, last), before, run.p.negatives)]
+        rows = union_of(parents)
+        for parent in (first, last - 1):
+            found = shuffle.shuffled_of(job.of, data, number, lists, parent)
+            for some in (rows, rows[::3], rows[len(rows) // 2 :], rows[:0]):
+                got, want = found.gather(some), X.gather(some)
+                for name in ("indptr", "indices", "data"):
+                    assert getattr(got, name).tobytes() == getattr(want, name).tobytes()
+                assert found.lengths(some)[1].tolist() == X.lengths(some)[1].tolist()
+    assert [job.number for job in of] == 3 * [*range(len(ranges_of_rows(X)))]  # one pass a level
 
 
 @pytest.mark.usefixtures("shuffled")
@@ -85,7 +107,7 @@ def test_what_is_no_pack_of_these_rows_is_refused(data: xs.Dataset, tmp_path: Pa
     job = run_tree(data, tmp_path, TreeParameters(**TREE)).of(ListJob)[0]
     rows = array(job.out, "rows").astype(np.int64)
     with pytest.raises(StoreError, match="other rows"):
-        Shuffled(job.of, data, job.tree, job.level, job.first, rows[:-1])
+        Shuffled(job.of, data, job.tree, job.level, job.spans[0][0], rows[:-1])
 
 
 @pytest.mark.usefixtures("shuffled")
@@ -144,9 +166,56 @@ def test_a_unit_that_is_damaged_behind_its_level(tmp_path: Path) -> None:
     assert learner.fit(data, model=tmp_path / "m").model_.digest() == want
 
 
-def test_the_plan_says_what_it_costs(data: xs.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xmc_stream.methods.contract import Task
+def _train(*words: str) -> None:
+    """A command, for which X is too large."""
+    plan._CACHED, shuffle._RANGE_BYTES, plan.LARGE = 0.0, 1 << 16, 1 << 14
+    main(list(words))
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ready", ['"list/0/1', '"shuffle/0/1', '"solve/0/1', '"shuffle/0/2'])
+def test_a_killed_training_goes_on_to_the_same_model(ready: str, small: Path, tmp_path: Path) -> None:
+    words = ["train", small, tmp_path / "m", "--solver", "tree", "--threads", 2, "--memory-limit", "1GB"]
+    for name, value in (("max_leaf", 10), ("root", 4), ("branching", 4), ("C", 1)):
+        words += ["--set", f"{name}={value}"]
+    words = [str(word) for word in words]
+    with Forked(_train, *words[:2], str(tmp_path / "whole"), *words[3:]) as run:
+        assert run.wait() == 0, run.stderr
+    ledger = tmp_path / "m.partial" / "ledger.jsonl"
+    with Forked(_train, *words) as run:
+        assert run.wait_until(lambda: ledger.exists() and ready in ledger.read_text(errors="replace"))
+        run.kill()
+    with Forked(_train, *words) as run:
+        assert run.wait() == 0, run.stderr
+    assert xs.load_model(tmp_path / "m").digest() == xs.load_model(tmp_path / "whole").digest()
+    assert not (tmp_path / "m.partial").exists()
+
+
+def _moved(data: str, work: str) -> None:
+    """Prints what a job adds to the peak of this process, and what was planned."""
+    job = ShuffleJob(Shared(data, work, TreeParameters(), 0), 0, 1, ((0,), (1,)), 0)
+    X = job.of.dataset().X_rows()
+    X.gather(np.arange(9))  # its kernel is loaded
+    before = resident()
+    job.run()
+    print(json.dumps([peak_resident() - before, shuffle.range_bytes(X)]))
+
+
+def test_the_memory_of_a_job_is_planned(tmp_path: Path) -> None:
+    n = 200_000
+    X = sp.csr_matrix((np.ones(20 * n, np.float32), np.tile(np.arange(20), n), np.arange(0, 20 * n + 1, 20)), (n, 20))
+    data = xs.convert(X, tmp_path / "d.xmc", labels=X[:, :2], memory_limit=LIMIT)
+    for first in (0, 1):  # each job needs all rows
+        with new_pack(Path(shuffle.list_path(str(tmp_path), 0, 1, first))) as pack:
+            pack.write("rows", np.arange(n))
+            pack.write("ends", np.array([0, n]))
+    with Forked(_moved, str(data.path), str(tmp_path)) as run:
+        assert run.wait() == 0, run.stderr
+        taken, planned = json.loads(run.stdout)
+    assert data.X_rows().nnz * 8 < taken <= planned
+
+
+def test_the_plan_says_what_it_costs(data: xs.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     forecaster, size = TreeForecaster(Task(data, TreeParameters(**TREE), 0)), stored_bytes(data.X_rows())
     budget = MemoryPlan(2**40, 2**30, 1)
     direct = forecaster.forecast(budget)

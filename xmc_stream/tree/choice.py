@@ -34,6 +34,7 @@ from xmc_stream.tree.kernels.solve import margins_of, solve_lanes
 from xmc_stream.tree.parents import Parent, parents_of
 from xmc_stream.tree.scoring import SHORT
 from xmc_stream.tree.shared import Shared
+from xmc_stream.tree.shuffle import Lists, shuffled_of
 from xmc_stream.tree.solve import Problem
 from xmc_stream.tree.structure import Level
 
@@ -75,7 +76,10 @@ def cut_picks(picks: Sequence[Pick], rows: NDArray[np.int64], row_entries: float
 
 @dataclass(frozen=True)
 class ChoiceJob:
-    """Try some C on some groups of labels. path: the weight of a leaf's path in a score."""
+    """Try some C on some groups of labels. path: the weight of a leaf's path in a score.
+
+    lists: of the jobs whose rows lie side by side on disk, see `shuffle`; none where they do not.
+    """
 
     of: Shared
     level: int
@@ -83,6 +87,7 @@ class ChoiceJob:
     picks: tuple[Pick, ...]
     path: float
     out: str
+    lists: Lists = ()
 
     @property
     def key(self) -> str:
@@ -92,7 +97,7 @@ class ChoiceJob:
     def run(self) -> Receipt:
         """Solve and score; the receipt has the average precision of each C, and how many pairs are right."""
         dataset, of_rows = self.of.dataset(), self.of.row_weights()
-        X, Y, p = dataset.X_rows(), dataset.Y_columns(), self.of.parameters
+        Y, p, bytes_read = dataset.Y_columns(), self.of.parameters, 0
         structure = self.of.structure(0, dataset.n_labels)
         level = structure.levels[self.level]
         leaves = np.unique([leaf for leaf, _ in self.picks])
@@ -101,7 +106,7 @@ class ChoiceJob:
         parents = dict(zip(leaves.tolist(), found, strict=True))
         trials = [_Trial(parents[leaf], first, self.of.seed) for leaf, first in self.picks]
         rows = np.unique(np.concatenate([trial.rows for trial in trials]))
-        x, paths, weights = CSR.of(X.gather(rows)), Paths(before, rows, dataset.n_samples), of_rows.of(rows)
+        paths = Paths(before, rows, dataset.n_samples)
         scores: list[list[NDArray[np.float32]]] = [[] for _ in self.values]
         hits, seen = [np.zeros(0, np.bool_)], [np.zeros(0, np.int64)]
         for (leaf, first), trial in zip(self.picks, trials, strict=True):
@@ -112,7 +117,9 @@ class ChoiceJob:
             looked_at = np.isfinite(path)[:, None] & trial.judged
             hits.append(trial.true[looked_at])
             seen.append(trial.held_rows[looked_at.any(axis=1)])
-            trial.localise(x, np.searchsorted(rows, trial.rows), weights, dataset.n_features)
+            X = shuffled_of(self.of, dataset, self.level, self.lists, leaf) if self.lists else dataset.X_rows()
+            trial.localise(CSR.of(X.gather(trial.rows)), of_rows.of(trial.rows), dataset.n_features)
+            bytes_read += X.bytes_read
             low = int(level.ptr[leaf]) + first
             classes = self.of.label_weights(structure.order[low : min(low + LANES, int(level.ptr[leaf + 1]))])
             for c, of_c in zip(self.values, scores, strict=True):
@@ -131,7 +138,7 @@ class ChoiceJob:
                 pack.write(f"scores-{c:g}", values)
         return {
             "precisions": [average_precision(values, right) for values in of_values], "right": int(right.sum()),
-            "bytes_read": X.bytes_read + Y.bytes_read,
+            "bytes_read": bytes_read + Y.bytes_read,
         }  # fmt: skip
 
 
@@ -163,14 +170,14 @@ class _Trial:
             self.judged[lane] = len(mine[-1]) >= _FEWEST
         self._y = Labels(np.concatenate([[0], np.cumsum([len(some) for some in mine])]), np.concatenate(mine))
 
-    def localise(self, x: CSR, at: NDArray[np.int64], weights: NDArray[np.float64], n_features: int) -> None:
-        """Take the rows, which are rows `at` of x: those held out stand last."""
-        n, nnz = len(at), int((x.indptr[at + 1] - x.indptr[at]).sum())
+    def localise(self, x: CSR, weights: NDArray[np.float64], n_features: int) -> None:
+        """Take the rows: those held out stand last."""
+        n, nnz = len(x.indptr) - 1, len(x.indices)
         local_of, features = np.full(n_features, -1, np.int32), np.empty(n_features + 1, np.int32)
         self._x = CSR(np.empty(n + 1, np.int64), np.empty(nnz, np.int32), np.empty(nnz, np.float32))
         none = np.zeros(n, np.int8), np.zeros(n)
-        n_local, _ = localise(at[self._order], x, *none, local_of, features, np.empty(0), self._x)
-        self._squares, self._weights = np.empty(n), of_lines(at[self._order], weights)
+        n_local, _ = localise(self._order, x, *none, local_of, features, np.empty(0), self._x)
+        self._squares, self._weights = np.empty(n), of_lines(self._order, weights)
         row_squares(self._x.indptr, self._x.values, 1.0, self._squares)
         self._lanes = new_lanes(self.n_left, n_local)
 

@@ -110,7 +110,7 @@ class TreeForecaster(Forecaster):
         parts = [
             *([self._vectors(sizes.labels)] if vectors else []),
             *self._all_rows(levels[0], sizes, plan.threads * plan.processes),
-            *([self._choice(levels[-1])] if p.C is None else []),
+            *([self._choice(levels[-1], sizes.shuffles)] if p.C is None else []),
             *(self._below(level, level is levels[-1], sizes.shuffles) for level in levels[1:]),
             self._down(levels[:-1]),
             _Part(work=p.n_trees * sum(weights) * _WEIGHT),
@@ -156,11 +156,12 @@ class TreeForecaster(Forecaster):
             passes = len(cut_children(n, None, self.task.dataset, sizes, at_once)[0]) * visits + 1.0
             yield _Part(passes, passes * self._bytes[0], 0, X.nnz * visits * -(-n // LANES) * self._step(X.nnz))
 
-    def _choice(self, leaves: _Level) -> _Part:
+    def _choice(self, leaves: _Level, shuffles: bool) -> _Part:
         """C, by some leaves of the first tree."""
         groups = min(max(SHARE * leaves.groups * leaves.parents, LEAST), MOST)
         passes = _TRIED * leaves.passes * min(1.0, groups / leaves.parents)
-        return _Part(passes, 0, passes * self._bytes[0], passes * self._visits(leaves))
+        read = passes * self._bytes[0]
+        return _Part(passes, read * shuffles, read * (not shuffles), passes * self._visits(leaves))
 
     def _visits(self, level: _Level) -> float:
         """Nanoseconds of a pass over X while the children of a level are solved."""

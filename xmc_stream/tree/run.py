@@ -5,6 +5,7 @@ The loop is a generator, as that of `ppdsparse.run`. All it decides comes from r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from xmc_stream.tree.plan import cut_children, cut_parents, plan_tree, rows_of_p
 from xmc_stream.tree.scoring import score_of
 from xmc_stream.tree.shapes import Shapes
 from xmc_stream.tree.shared import Shared
-from xmc_stream.tree.shuffle import ListJob, ShuffleJob, ranges_of_rows
+from xmc_stream.tree.shuffle import ListJob, Lists, ShuffleJob, lists_of, ranges_of_rows
 from xmc_stream.tree.solve import SolveJob
 from xmc_stream.tree.streaming import StreamJob
 from xmc_stream.tree.structure import Level, Structure
@@ -159,19 +160,16 @@ class TreeRun(TrainingRun):
 
     def _level(self, tree: int, structure: Structure, level: Level, progress: _Progress) -> Steps:
         """Solve and write the children of a level; returns the receipts of its units."""
-        dataset = self.dataset
-        if level.last and self._of.parameters.C is None:
-            yield from self._choose(structure, level, progress)
-        p = self._of.parameters
-        rows = np.full(1, dataset.n_samples)
+        dataset, p, rows = self.dataset, self._of.parameters, np.full(1, self.dataset.n_samples)
         if level.number:
             rows = rows_of_parents(dataset.label_counts(), structure.order, level, p, dataset.n_samples)
         row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
         what = f"solving {level.n_children:,} {'labels' if level.last else 'nodes'}{self._tree(tree)}"
         words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"
         units, found = units_of(tree, level), list[Receipt]()
-        if self._sizes.shuffles and level.number and any(map(self._unwritten, units)):
-            yield from self._shuffle(tree, level, rows, row_entries, progress)
+        lists = yield from self._shuffle(tree, level, units, rows, row_entries, progress)
+        if level.last and p.C is None:
+            yield from self._choose(structure, level, lists, progress)
         step = units_of_part(len(units))
         for first in range(0, len(units), step):
             some, part = units[first : first + step], 0.75 / len(units)
@@ -200,16 +198,25 @@ class TreeRun(TrainingRun):
         return found
 
     def _shuffle(
-        self, tree: int, level: Level, rows: NDArray[np.int64], row_entries: float, progress: _Progress
-    ) -> Steps:
-        """Bring the rows of each job of a level side by side."""
-        cuts = [cut for unit in units_of(tree, level) for cut in cut_parents(rows, level, unit, row_entries)]
-        jobs = [ListJob(self._of, tree, level.number, first, last) for first, last, _ in cuts]
-        words, span = f"bringing rows together{self._tree(tree)}", progress.span(0.0, 0.0)
-        yield Phase("rows listed", jobs, words, span, twice=True)
-        firsts, n = tuple(first for first, _, _ in cuts), len(ranges_of_rows(self.dataset.X_rows()))
-        moves = [ShuffleJob(self._of, tree, level.number, firsts, number) for number in range(n)]
-        yield Phase("rows together", moves, words, span, twice=True)
+        self, tree: int, level: Level, units: list[Unit], rows: NDArray[np.int64], row_entries: float,
+        progress: _Progress,
+    ) -> Generator[Phase, list[Receipt], Lists]:  # fmt: skip
+        """Bring the rows of each job of a level side by side; returns lists of these jobs, none where X is read."""
+        if not (self._sizes.shuffles and level.number):
+            return ()
+        cuts = [cut for unit in units for cut in cut_parents(rows, level, unit, row_entries)]
+        lists = lists_of([first for first, _, _ in cuts])
+        if any(map(self._unwritten, units)):
+            spans = iter([(first, last) for first, last, _ in cuts])
+            finds = [
+                ListJob(self._of, tree, level.number, tuple(itertools.islice(spans, len(firsts)))) for firsts in lists
+            ]
+            words, span = f"bringing rows together{self._tree(tree)}", progress.span(0.0, 0.0)
+            yield Phase("rows listed", finds, words, span, twice=True)
+            ranges = range(len(ranges_of_rows(self.dataset.X_rows())))
+            moves = [ShuffleJob(self._of, tree, level.number, lists, number) for number in ranges]
+            yield Phase("rows together", moves, words, span, twice=True)
+        return lists
 
     def _unwritten(self, unit: Unit) -> bool:
         """Whether the jobs have to be done that a unit is made from, which are gone when it is written."""
@@ -237,8 +244,8 @@ class TreeRun(TrainingRun):
         for pack in packs:
             remove_tree(Path(pack))
 
-    def _choose(self, structure: Structure, level: Level, progress: _Progress) -> Steps:
-        """Choose C of the labels, and what the rows held out say of which labels are predicted."""
+    def _choose(self, structure: Structure, level: Level, lists: Lists, progress: _Progress) -> Steps:
+        """Choose C of the labels, and what the rows held out say of which labels are predicted. lists: see `_shuffle`."""
         dataset = self.dataset
         rows = rows_of_parents(dataset.label_counts(), structure.order, level, self._of.parameters, dataset.n_samples)
         rows = np.minimum(rows if level.number else np.full(1, dataset.n_samples), MOST_ROWS)
@@ -253,8 +260,10 @@ class TreeRun(TrainingRun):
             except StopIteration as end:
                 self._of = replace(self._of, parameters=replace(self._of.parameters, C=end.value))
                 break
-            jobs = [self._choice_job(values, level, picks) for picks in parts]
-            receipts = yield Phase("choice", jobs, "choosing C", progress.span(0.0, 0.05), gathers=True, twice=True)
+            jobs = [self._choice_job(values, level, picks, lists) for picks in parts]
+            receipts = yield Phase(
+                "choice", jobs, "choosing C", progress.span(0.0, 0.05), gathers=not lists, twice=True
+            )
             weights = np.array([receipt["right"] for receipt in receipts])
             of_jobs = np.array([receipt["precisions"] for receipt in receipts])
             means = (of_jobs * weights[:, None]).sum(axis=0) / max(weights.sum(), 1)
@@ -266,16 +275,9 @@ class TreeRun(TrainingRun):
             job = DecisionJob(chosen, left[chosen])
             (self._decided,) = yield Phase("decision", [job], "choosing C", progress.span(0.05, 0.05))
 
-    def _choice_job(self, values: Sequence[float], level: Level, picks: tuple[Pick, ...]) -> ChoiceJob:
+    def _choice_job(self, values: Sequence[float], level: Level, picks: tuple[Pick, ...], lists: Lists) -> ChoiceJob:
         out = self._state("choice", f"{values[0]:g}_{picks[0][0]}-{picks[0][1]}")
-        return ChoiceJob(
-            self._of,
-            level.number,
-            tuple(values),
-            picks,
-            self._score["path"],
-            out,
-        )
+        return ChoiceJob(self._of, level.number, tuple(values), picks, self._score["path"], out, lists)
 
     def _solve_jobs(
         self, unit: Unit, level: Level, rows: NDArray[np.int64], row_entries: float

@@ -7,6 +7,8 @@ that each job needs are written, job after job (`ShuffleJob`). A job reads its s
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from xmc_stream.tree.shared import Shared
 
 _RANGE_BYTES = 1 << 26  # of X, in a range of rows, on average: by the data alone
 _PIECE = 1 << 18  # entries that are put side by side at a time
+_ROW_BYTES, _PIECE_BYTES = 72, 64  # of a row of a range, beside its entries; of an entry that is put side by side
 
 
 def ranges_of_rows(X: SparseMatrix) -> list[tuple[int, int]]:
@@ -39,11 +42,21 @@ def range_bytes(X: SparseMatrix) -> int:
     bounds = np.array([start for start, _ in ranges_of_rows(X)] + [X.n_lines])
     ends = np.empty(len(bounds), X.indptr.dtype)
     X.indptr.read_ranges(bounds, np.ones(len(bounds), np.int64), ends)
-    return int(np.diff(ends).max(initial=0)) * X.entry_bytes + 64 * _PIECE
+    return int((np.diff(ends) * X.entry_bytes + _ROW_BYTES * np.diff(bounds)).max(initial=0)) + _PIECE_BYTES * _PIECE
+
+
+Lists = tuple[
+    tuple[int, ...], ...
+]  # the first parents of the jobs of a level, ascending: those of each list beside each other
+
+
+def lists_of(firsts: Sequence[int], at_most: int = 64) -> Lists:
+    """Jobs in lists, each found by a job: so many at most, or 16 to a list."""
+    return tuple(tuple(firsts[low:high]) for low, high in even_ranges(len(firsts), max(at_most, -(-len(firsts) // 16))))
 
 
 def list_path(work: str, tree: int, level: int, first: int) -> str:
-    """The pack of the rows of the job that begins with a parent: `rows`, and where those of each range begin, `ends`."""
+    """The pack of a list, by its first parent: `rows` of each job, and where those of each range begin, and end, `ends`."""
     return str(Path(work) / "state" / "list" / f"{tree}_{level}_{first}")
 
 
@@ -58,47 +71,59 @@ def shuffle_path(work: str, tree: int, level: int, start: int) -> str:
 
 @dataclass(frozen=True)
 class ListJob:
-    """Find the rows that solving the children of parents [first, last) needs."""
+    """Find the rows that some jobs need. spans: the parents [first, last) of each job."""
 
     of: Shared
     tree: int
     level: int
-    first: int
-    last: int
+    spans: tuple[tuple[int, int], ...]
 
     @property
     def key(self) -> str:
         """The first parent."""
-        return f"list/{self.tree}/{self.level}/{self.first}"
+        return f"list/{self.tree}/{self.level}/{self.spans[0][0]}"
 
     @property
     def out(self) -> str:
         """The pack that it leaves."""
-        return list_path(self.of.work, self.tree, self.level, self.first)
+        return list_path(self.of.work, self.tree, self.level, self.spans[0][0])
 
     def run(self) -> Receipt:
-        """As the job will."""
-        dataset = self.of.dataset()
-        Y, X = dataset.Y_columns(), dataset.X_rows()
-        structure = self.of.structure(self.tree, dataset.n_labels)
-        level, numbers = structure.levels[self.level], np.arange(self.first, self.last)
-        before = beams_above(self.of.work, self.tree, self.level, dataset.n_samples)
-        rows = union_of(list(parents_of(Y, structure, level, numbers, before, self.of.parameters.negatives)))
-        starts = [start for start, _ in ranges_of_rows(X)]
+        """As the jobs will."""
+        dataset, p = self.of.dataset(), self.of.parameters
+        Y, structure = dataset.Y_columns(), self.of.structure(self.tree, dataset.n_labels)
+        level, before = (
+            structure.levels[self.level],
+            beams_above(self.of.work, self.tree, self.level, dataset.n_samples),
+        )
+        bounds = [*(start for start, _ in ranges_of_rows(dataset.X_rows())), dataset.n_samples]
+        listed, ends = 0, list[NDArray[np.int64]]()
         with new_pack(Path(self.out)) as pack:
-            pack.write("rows", rows.astype(index_dtype(dataset.n_samples)))
-            pack.write("ends", np.searchsorted(rows, [*starts, dataset.n_samples]))
-        return {"rows": len(rows), "bytes_read": Y.bytes_read}
+            writer = PackedArrayWriter(pack, "rows", index_dtype(dataset.n_samples))
+            for first, last in self.spans:
+                rows = union_of([*parents_of(Y, structure, level, np.arange(first, last), before, p.negatives)])
+                writer.append(rows.astype(index_dtype(dataset.n_samples)))
+                ends.append(listed + np.searchsorted(rows, bounds))
+                listed += len(rows)
+            writer.close()
+            pack.write("ends", np.concatenate(ends))
+        return {"rows": listed, "bytes_read": Y.bytes_read}
+
+
+def _ends(path: Path, firsts: tuple[int, ...]) -> NDArray[np.int64]:
+    """Of each job of a list (jobs, ranges + 1)."""
+    array = open_array(path / "ends")
+    return array.read(0, array.size).reshape(len(firsts), -1)
 
 
 @dataclass(frozen=True)
 class ShuffleJob:
-    """Write the rows of a range side by side for each job. firsts: the first parents of all jobs of a level, ascending."""
+    """Write the rows of a range, by its number, side by side for each job."""
 
     of: Shared
     tree: int
     level: int
-    firsts: tuple[int, ...]
+    lists: Lists
     number: int
 
     @property
@@ -117,32 +142,36 @@ class ShuffleJob:
     def run(self) -> Receipt:
         """Read the range, then write."""
         X, (start, stop) = self.of.dataset().X_rows(), self._rows()
-        x, ptr = X.gather(np.arange(start, stop)), np.zeros((len(self.firsts) + 1, 2), np.int64)
+        x, ptr = X.gather(np.arange(start, stop)), [np.zeros(2, np.int64)]
         lengths = np.diff(x.indptr)
         with new_pack(Path(self.out)) as pack:
             kinds = {"indices": x.indices.dtype, "values": x.values.dtype, "lengths": np.dtype(np.int32)}
             writers = {name: PackedArrayWriter(pack, name, kind) for name, kind in kinds.items()}
-            for job, first in enumerate(self.firsts):
+            for rows in self._rows_of_jobs():
                 stop_if_unwanted()
-                at = _listed(list_path(self.of.work, self.tree, self.level, first), self.number) - start
+                at = rows - start
                 counts = lengths[at]
                 writers["lengths"].append(counts.astype(np.int32))
                 for low, high in fitting_ranges(counts, _PIECE):
                     places = _places(x.indptr[at[low:high]], counts[low:high])
                     writers["indices"].append(x.indices[places])
                     writers["values"].append(x.values[places])
-                ptr[job + 1] = ptr[job] + (len(at), counts.sum())
+                ptr.append(ptr[-1] + (len(at), counts.sum()))
             for writer in writers.values():
                 writer.close()
-            pack.write("firsts", np.array(self.firsts))
-            pack.write("ptr", ptr.ravel())
+            pack.write("firsts", np.concatenate(self.lists))
+            pack.write("ptr", np.concatenate(ptr))
         return {"bytes_read": X.bytes_read, "passes": (stop - start) / max(X.n_lines, 1)}
 
-
-def _listed(path: str, number: int) -> NDArray[np.int64]:
-    """The rows of a job in a range."""
-    low, high = open_array(Path(path) / "ends").read(number, number + 2).tolist()
-    return open_array(Path(path) / "rows").read(low, high).astype(np.int64)
+    def _rows_of_jobs(self) -> Iterator[NDArray[np.int64]]:
+        """The rows that each job needs of the range."""
+        for firsts in self.lists:
+            path = Path(list_path(self.of.work, self.tree, self.level, firsts[0]))
+            begins, ends = _ends(path, firsts)[:, self.number : self.number + 2].T
+            array, counts = open_array(path / "rows"), ends - begins
+            rows = np.empty(int(counts.sum()), array.dtype)
+            array.read_ranges(begins, counts, rows)
+            yield from np.split(rows.astype(np.int64), np.cumsum(counts)[:-1])
 
 
 def _places(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -194,3 +223,12 @@ class Shuffled:
         if len(indices) and not 0 <= indices.min() <= indices.max() < self.shape[1]:
             raise StoreError(f"{self._packs[0].parent} has features that X has not: it is damaged; train again")
         return Block(0, indptr, indices, values)
+
+
+def shuffled_of(of: Shared, dataset: Dataset, level: int, lists: Lists, parent: int) -> Shuffled:
+    """Of the first tree, the rows of the job that a parent belongs to."""
+    firsts = lists[bisect_right(lists, parent, key=lambda firsts: firsts[0]) - 1]
+    job, path = bisect_right(firsts, parent) - 1, Path(list_path(of.work, 0, level, firsts[0]))
+    ends = _ends(path, firsts)[job]
+    rows = open_array(path / "rows").read(int(ends[0]), int(ends[-1])).astype(np.int64)
+    return Shuffled(of, dataset, 0, level, firsts[job], rows)
