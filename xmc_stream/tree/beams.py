@@ -200,6 +200,8 @@ class Others:
         """Of one of the nodes, by its place, the rows of the largest keys, `most` at most, ascending."""
         mine = slice(self._ptr[number], self._ptr[number + 1])
         rows, keys = self._rows[mine], self._keys[mine]
-        if len(rows) <= most:
-            return rows
-        return np.sort(rows[np.lexsort((rows, -keys))[:most]])
+        if len(rows) <= most or not most:
+            return rows[:most]
+        last = np.partition(keys, len(keys) - most)[len(keys) - most]
+        above, equal = rows[keys > last], rows[keys == last]
+        return np.sort(np.concatenate([above, np.sort(equal)[: most - len(above)]]))
