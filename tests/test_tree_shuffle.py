@@ -22,7 +22,8 @@ from xmc_stream.methods.contract import Task
 from xmc_stream.runtime.job import Notes
 from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.encoding import new_pack
-from xmc_stream.system.memory import peak_resident, resident
+from xmc_stream.system.memory import format_size, peak_resident, resident
+from xmc_stream.training.plan import plan_line
 from xmc_stream.tree import plan, shuffle
 from xmc_stream.tree.beams import beams_above
 from xmc_stream.tree.forecast import TreeForecaster
@@ -226,3 +227,5 @@ def test_the_plan_says_what_it_costs(data: xs.Dataset, monkeypatch: pytest.Monke
     assert moved["bytes_read"] == pytest.approx(direct["bytes_read"] + 3 * size, rel=1e-3)
     assert moved["disk_bytes"] > direct["disk_bytes"] + size
     assert moved["seconds"] >= direct["seconds"]
+    said = plan_line({**moved, "peak_rss": 1, "memory_limit": 2})
+    assert said.endswith(f"{format_size(moved['disk_bytes'])} of disk)")

@@ -326,11 +326,12 @@ def _read_a_little(parts: Sequence[Part]) -> tuple[int, int, int, float, bool]:
 
 
 def plan_line(forecast: Mapping[str, Any], spent: float = 0.0) -> str:
-    """A plan in one line of three numbers. spent: seconds that have gone by, with loading and compiling kernels."""
+    """A plan in one line. spent: seconds that have gone by, with loading and compiling kernels."""
+    disk = f", at most about {format_size(forecast['disk_bytes'])} of disk" if "disk_bytes" in forecast else ""
     return (
         f"about {duration(spent + forecast['seconds'])}, peak memory {format_size(forecast['peak_rss'])} of "
         f"{format_size(forecast['memory_limit'])}, {_passes(forecast, brief=True)} "
-        f"({format_size(forecast['bytes_read'])} to read)"
+        f"({format_size(forecast['bytes_read'])} to read{disk})"
     )
 
 
