@@ -45,9 +45,8 @@ def range_bytes(X: SparseMatrix) -> int:
     return int((np.diff(ends) * X.entry_bytes + _ROW_BYTES * np.diff(bounds)).max(initial=0)) + _PIECE_BYTES * _PIECE
 
 
-Lists = tuple[
-    tuple[int, ...], ...
-]  # the first parents of the jobs of a level, ascending: those of each list beside each other
+# the first parents of the jobs of a level, ascending: those of each list beside each other
+Lists = tuple[tuple[int, ...], ...]
 
 
 def lists_of(firsts: Sequence[int], at_most: int = 64) -> Lists:
