@@ -26,6 +26,7 @@ from xmc_stream.system.memory import format_size, peak_resident, resident
 from xmc_stream.training.plan import plan_line
 from xmc_stream.tree import plan, shuffle
 from xmc_stream.tree.beams import beams_above
+from xmc_stream.tree.choice import ChoiceJob
 from xmc_stream.tree.forecast import TreeForecaster
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.parents import parents_of, union_of
@@ -56,20 +57,28 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "LARGE", 1700)
 
 
-@pytest.mark.parametrize("trees", [1, 2])
+@pytest.mark.parametrize(("trees", "C"), [(1, 2.0), (2, 2.0), (2, None)], ids=["one", "two", "C is chosen"])
 def test_the_model_is_the_same_and_nothing_is_left(
-    trees: int, data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    for name in ("JOB_ENTRIES", "LARGE"):  # which are of the model
-        monkeypatch.setattr(plan, name, {"JOB_ENTRIES": 2000, "LARGE": 1700}[name])
-    learner = xs.LabelTree(**TREE, n_trees=trees, memory_limit=LIMIT)
+    trees: int,
+    C: float | None,
+    data: xs.Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    for name, value in (("JOB_ENTRIES", 2000), ("LARGE", 1700)):  # which are of the model
+        monkeypatch.setattr(plan, name, value)
+    chosen = {**TREE, "n_trees": trees, "C": C}
+    learner = xs.LabelTree(**chosen, memory_limit=LIMIT)
     direct = learner.fit(data, model=tmp_path / "direct").model_.digest()
     request.getfixturevalue("shuffled")
-    run = run_tree(data, tmp_path / "run", TreeParameters(**TREE, n_trees=trees))
+    run = run_tree(data, tmp_path / "run", TreeParameters(**chosen))
     assert len(ranges_of_rows(data.X_rows())) > 3
     for kind in (SolveJob, StreamJob):
         assert {job.shuffled for job in run.of(kind) if job.level} == {True}
         assert not any(job.shuffled for job in run.of(kind) if not job.level)
+    assert all(job.lists for job in run.of(ChoiceJob))
+    assert bool(run.of(ChoiceJob)) == (C is None)
     assert learner.fit(data, model=tmp_path / "moved").model_.digest() == direct
     assert not [*(tmp_path / "moved").rglob("state")]
 

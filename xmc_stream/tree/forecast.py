@@ -40,7 +40,7 @@ from xmc_stream.tree.solve import GUIDE_EPOCHS
 _STEP, _LOOKED_UP, _ADDED, _SPLIT, _WEIGHT = 12.0, 70.0, 20.0, 80.0, 250.0
 _GROUP = 1.2e6  # nanoseconds of LANES children below the root, however few rows they have
 _DOUBLED, _CACHE = 7.0, 1 << 23  # nanoseconds more, each time that v has twice so many bytes
-_MOVED = 20.0  # nanoseconds of an entry that is read, or written, where rows are brought side by side
+_MOVED = 50.0  # nanoseconds of an entry that is read, or written, where rows are brought side by side
 _TRIED = 2  # times that rows are read to try some C
 _VISITS = 6.0  # of a row of a parent below the root
 _OVERLAP = 0.55  # a row with y labels has them below y ** _OVERLAP nodes of a level

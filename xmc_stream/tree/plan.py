@@ -35,9 +35,8 @@ _DIRECTIONS = 5 * _VECTOR  # of a node that is split, half of them at a time
 _STRUCTURE = 40  # of a label: the order, nodes of labels
 _EACH = 1 << 14  # labels of a job, where there are more jobs than memory asks for
 _FIXED = 8 * MIB
-_CACHED = (
-    1.0  # of the memory limit: X of so many bytes is read here and there, as the page cache can be trusted to hold it
-)
+# of the memory limit: an X of so many bytes is read here and there, as the page cache can be trusted to hold it
+_CACHED = 1.0
 
 
 @dataclass(frozen=True)
