@@ -28,7 +28,6 @@ from xmc_stream.tree.structure import NODE_BYTES, Level, Structure, depths_of
 from xmc_stream.tree.units import READ_WEIGHTS
 
 JOB_ENTRIES = 1 << 24  # of rows times groups of LANES children, of a job: a second, about
-_STREAM_WORK = 1 << 26  # entries of X times groups of LANES children that stream by, of a job: some seconds
 LARGE = 1 << 23  # entries of X, of a parent whose rows stream by, at least: by the data alone
 _VECTOR = 4 * DIMENSIONS
 _DIRECTIONS = 5 * _VECTOR  # of a node that is split, half of them at a time
@@ -119,7 +118,7 @@ def cut_children(
     if sizes.spare >= copied + alpha:
         groups = 1 + (sizes.spare - copied - alpha) // (of_file + alpha)
     shared = -(-(n_children if rows is not None else sizes.root) // (LANES * at_once))  # the guide is cut as the root
-    n_groups = max(1, min(groups, _STREAM_WORK // max(entries, 1), shared, 8))
+    n_groups = max(1, min(groups, shared, 8))
     step, spare = LANES * n_groups, sizes.spare - (n_groups - 1) * of_file
     return [(first, min(first + step, n_children)) for first in range(0, n_children, step)], spare
 

@@ -54,7 +54,7 @@ ROW_BYTES = 3  # of a row and LANES children, beside alpha
 OWN_ENTRY_BYTES = 8  # of an entry of X that is copied
 LISTED_BYTES = 112  # of a row of a parent below the root: which it is, how that was found, where it begins
 COPY_BYTES = 24 * _COPIED
-_SECONDS, _LEFT_BYTES = 15.0, 50e6  # a job's processor time before it leaves off: so many, and one for so many bytes
+_SECONDS, _LEFT_BYTES = 15.0, 20e6  # a job's processor time before it leaves off: so many, and one for so many bytes
 _PIECE = 1 << 22  # numbers of alpha that are left, or taken up, at a time
 
 
