@@ -44,6 +44,7 @@ _KINDS = ("vectors", "split", "solve", "beam", "choice", *_SHUFFLES)  # of jobs 
 MARGIN = 0.1  # of implied labels
 _PARTS = 16  # of a level, each solved and then written: so many, or fewer of so many units
 _CLUSTERED = 0.08  # of a run: where the trees have their shapes
+_TOGETHER = 0.15  # of a level: where its rows are side by side
 Steps = Generator[Phase, list[Receipt], Any]
 
 
@@ -170,10 +171,10 @@ class TreeRun(TrainingRun):
         lists = yield from self._shuffle(tree, level, units, rows, row_entries, progress)
         if level.last and p.C is None:
             yield from self._choose(structure, level, lists, progress)
-        step = units_of_part(len(units))
+        step, begin = units_of_part(len(units)), _TOGETHER * bool(lists)
         for first in range(0, len(units), step):
-            some, part = units[first : first + step], 0.75 / len(units)
-            span = progress.span(part * first, part * (first + 0.9 * len(some)))
+            some, part = units[first : first + step], (0.75 - begin) / len(units)
+            span = progress.span(begin + part * first, begin + part * (first + 0.9 * len(some)))
             solves = [
                 [*self._solve_jobs(unit, level, rows, row_entries)] if self._unwritten(unit) else [] for unit in some
             ]
@@ -189,7 +190,7 @@ class TreeRun(TrainingRun):
                 )
                 for unit, of_unit in zip(some, solves, strict=True)
             ]
-            span = progress.span(part * (first + 0.9 * len(some)), part * (first + len(some)))
+            span = progress.span(begin + part * (first + 0.9 * len(some)), begin + part * (first + len(some)))
             found += yield Phase("finalise", writes, words, span, twice=True)
             self._remove(left.values())
         for kind in _SHUFFLES:  # of this level: a run that goes on comes by levels that are written
@@ -211,11 +212,11 @@ class TreeRun(TrainingRun):
             finds = [
                 ListJob(self._of, tree, level.number, tuple(itertools.islice(spans, len(firsts)))) for firsts in lists
             ]
-            words, span = f"bringing rows together{self._tree(tree)}", progress.span(0.0, 0.0)
-            yield Phase("rows listed", finds, words, span, twice=True)
+            words, half = f"bringing rows together{self._tree(tree)}", _TOGETHER / 2.0
+            yield Phase("rows listed", finds, words, progress.span(0.0, half), twice=True)
             ranges = range(len(ranges_of_rows(self.dataset.X_rows())))
             moves = [ShuffleJob(self._of, tree, level.number, lists, number) for number in ranges]
-            yield Phase("rows together", moves, words, span, twice=True)
+            yield Phase("rows together", moves, words, progress.span(half, _TOGETHER), twice=True)
         return lists
 
     def _unwritten(self, unit: Unit) -> bool:
