@@ -14,12 +14,15 @@ from helpers.trees import array, run_tree, stored, topics, unpacked
 
 import xmc_stream as xs
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.methods.contract import Task
 from xmc_stream.models.runs import filter_pairs
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.tree import nodes, plan, predict
+from xmc_stream.tree.forecast import TreeForecaster
 from xmc_stream.tree.nodes import OpenUnit, shared_units
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.predict import HeldTrees, OpenTrees, TreeTask, TreeWeights
+from xmc_stream.tree.solve import LANE_BYTES
 from xmc_stream.tree.streaming import StreamJob
 
 pytestmark = needs_compiler
@@ -158,3 +161,17 @@ def test_rows_and_alpha_lie_in_files_that_have_no_name(tmp_path: Path, monkeypat
     assert [path.name for path in (tmp_path / "again").iterdir()] == ["pack"]
     for name in ("values", "bias", "gaps"):
         assert array(again.out, name).tobytes() == array(job.out, name).tobytes()
+
+
+def test_the_plan_counts_alpha_where_it_fits(tmp_path: Path) -> None:
+    X, Y = topics()
+    data, p = stored(tmp_path, X, Y), TreeParameters(**{**TREE, "max_leaf": 1, "root": 32})
+    forecaster, budget = TreeForecaster(Task(data, p, 0)), MemoryPlan(2**40, 2**30, 1)
+    root = forecaster._levels()[0]
+    assert root.groups == 2
+    sizes, alpha = plan.plan_tree(budget, data, p, forecaster._shape), root.groups * LANE_BYTES * data.n_samples
+    spares = (0, alpha // 2, 4 * alpha)
+    held = [forecaster._held(root, replace(sizes, spare=spare), budget) for spare in spares]
+    assert all(bytes_held <= spare for bytes_held, spare in zip(held, spares, strict=True))
+    assert held[1] >= alpha // 2
+    assert alpha <= held[2] < 2 * alpha

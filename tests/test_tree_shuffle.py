@@ -59,11 +59,7 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("trees", "C"), [(1, 2.0), (2, 2.0), (2, None)], ids=["one", "two", "C is chosen"])
 def test_the_model_is_the_same_and_nothing_is_left(
-    trees: int,
-    C: float | None,
-    data: xs.Dataset,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    trees: int, C: float | None, data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     for name, value in (("JOB_ENTRIES", 2000), ("LARGE", 1700)):  # which are of the model

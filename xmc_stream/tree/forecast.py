@@ -33,7 +33,7 @@ from xmc_stream.tree.plan import (
 )
 from xmc_stream.tree.run import units_of_part
 from xmc_stream.tree.scoring import score_of
-from xmc_stream.tree.solve import GUIDE_EPOCHS
+from xmc_stream.tree.solve import GUIDE_EPOCHS, LANE_BYTES
 
 # nanoseconds: of an entry of X and LANES children; of one that is looked up in the weights of a node; of one that is added to
 # the vector of a label; of a number of that vector in all splits; of a weight that is written
@@ -105,6 +105,8 @@ class TreeForecaster(Forecaster):
         dataset, p, shape = self.task.dataset, self._p, self._shape
         needs = least_needs(plan, dataset, p, shape)
         sizes, levels = plan_tree(plan, dataset, p, shape), self._levels()
+        held = self._held(levels[0], sizes, plan)
+        needs["children whose rows stream by"] |= {"alpha, and groups of children that share a pass": held}
         weights = [self._weights(level) for level in levels]
         vectors = shape.splits or shape.start or self._guided
         parts = [
@@ -155,6 +157,14 @@ class TreeForecaster(Forecaster):
         for n, visits in wanted:
             passes = len(cut_children(n, None, self.task.dataset, sizes, at_once)[0]) * visits + 1.0
             yield _Part(passes, passes * self._bytes[0], 0, X.nnz * visits * -(-n // LANES) * self._step(X.nnz))
+
+    def _held(self, root: _Level, sizes: TreePlan, plan: MemoryPlan) -> int:
+        """Bytes that jobs for the children of the root take beside the least, as far as memory goes."""
+        dataset = self.task.dataset
+        spans, spare = cut_children(root.children, None, dataset, sizes, plan.threads * plan.processes)
+        children = max((last - first for first, last in spans), default=0)
+        alpha = LANE_BYTES * dataset.n_samples * -(-children // LANES)
+        return min(plan.threads, len(spans)) * (sizes.spare - spare + alpha * (spare >= alpha))
 
     def _choice(self, leaves: _Level, shuffles: bool) -> _Part:
         """C, by some leaves of the first tree."""

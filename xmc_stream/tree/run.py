@@ -44,7 +44,7 @@ _KINDS = ("vectors", "split", "solve", "beam", "choice", *_SHUFFLES)  # of jobs 
 MARGIN = 0.1  # of implied labels
 _PARTS = 16  # of a level, each solved and then written: so many, or fewer of so many units
 _CLUSTERED = 0.08  # of a run: where the trees have their shapes
-_TOGETHER = 0.15  # of a level: where its rows are side by side
+_TOGETHER, _CHOSEN = 0.15, 0.05  # of a level: to bring its rows together, to choose C
 Steps = Generator[Phase, list[Receipt], Any]
 
 
@@ -169,9 +169,10 @@ class TreeRun(TrainingRun):
         words = WRITING if level.last and tree == p.n_trees - 1 else "writing nodes"
         units, found = units_of(tree, level), list[Receipt]()
         lists = yield from self._shuffle(tree, level, units, rows, row_entries, progress)
+        begin, step = _TOGETHER * bool(lists), units_of_part(len(units))
         if level.last and p.C is None:
-            yield from self._choose(structure, level, lists, progress)
-        step, begin = units_of_part(len(units)), _TOGETHER * bool(lists)
+            yield from self._choose(structure, level, lists, progress, begin)
+            begin += _CHOSEN
         for first in range(0, len(units), step):
             some, part = units[first : first + step], (0.75 - begin) / len(units)
             span = progress.span(begin + part * first, begin + part * (first + 0.9 * len(some)))
@@ -245,13 +246,17 @@ class TreeRun(TrainingRun):
         for pack in packs:
             remove_tree(Path(pack))
 
-    def _choose(self, structure: Structure, level: Level, lists: Lists, progress: _Progress) -> Steps:
-        """Choose C of the labels, and what the rows held out say of which labels are predicted. lists: see `_shuffle`."""
+    def _choose(self, structure: Structure, level: Level, lists: Lists, progress: _Progress, begin: float) -> Steps:
+        """Choose C of the labels, and what the rows held out say of which labels are predicted.
+
+        lists: see `_shuffle`; begin: how much of the level is done.
+        """
         dataset = self.dataset
         rows = rows_of_parents(dataset.label_counts(), structure.order, level, self._of.parameters, dataset.n_samples)
         rows = np.minimum(rows if level.number else np.full(1, dataset.n_samples), MOST_ROWS)
         row_entries = dataset.X_rows().nnz / max(dataset.n_samples, 1)
         parts = cut_picks(picks_of(level, rows, self.seed), rows, row_entries)
+        chosen_at = begin + _CHOSEN
         known = None if self.start is None else float(self.start.attributes["C"])
         climb, left = climbed() if known is None else only(known), dict[float, tuple[str, ...]]()
         found: Any = None
@@ -263,7 +268,7 @@ class TreeRun(TrainingRun):
                 break
             jobs = [self._choice_job(values, level, picks, lists) for picks in parts]
             receipts = yield Phase(
-                "choice", jobs, "choosing C", progress.span(0.0, 0.05), gathers=not lists, twice=True
+                "choice", jobs, "choosing C", progress.span(begin, chosen_at), gathers=not lists, twice=True
             )
             weights = np.array([receipt["right"] for receipt in receipts])
             of_jobs = np.array([receipt["precisions"] for receipt in receipts])
@@ -274,7 +279,7 @@ class TreeRun(TrainingRun):
         if not dataset.one_label:
             chosen = self._of.parameters.chosen_C
             job = DecisionJob(chosen, left[chosen])
-            (self._decided,) = yield Phase("decision", [job], "choosing C", progress.span(0.05, 0.05))
+            (self._decided,) = yield Phase("decision", [job], "choosing C", progress.span(chosen_at, chosen_at))
 
     def _choice_job(self, values: Sequence[float], level: Level, picks: tuple[Pick, ...], lists: Lists) -> ChoiceJob:
         out = self._state("choice", f"{values[0]:g}_{picks[0][0]}-{picks[0][1]}")

@@ -314,7 +314,7 @@ _Place = tuple[int, int]  # an epoch, and how often GROUP of its strips were vis
 
 
 class _Enough:
-    """Whether a job should leave off: what is left takes a tenth of its time, about, and a kill loses a few seconds of it."""
+    """Whether a job should leave off: a kill loses no more of it; what is written is in proportion."""
 
     def __init__(self, groups: list[_Group]) -> None:
         self._began, left = time.thread_time(), sum(group.lanes.v.nbytes + group.lanes.alpha.nbytes for group in groups)
