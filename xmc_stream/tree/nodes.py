@@ -26,20 +26,21 @@ from xmc_stream.tree.kernels.records import (
     PANEL,
     REST_BITS,
     Panels,
+    Slice,
     Weights,
     are_records,
     hash_bits,
     pack_slice,
+    sort_by_hash,
     survey,
     take_slice,
 )
 from xmc_stream.tree.structure import Level
 
 GUIDE = -1  # in the place of a tree's number
-WEIGHT_BYTES = 48  # of a weight that is put into a record
-FEATURE_BYTES = 5  # of a feature meanwhile
+WEIGHT_BYTES = 7  # of a weight that is put into a record
+FEATURE_BYTES, SEEN_BYTES = 4, 48  # of a feature meanwhile, and of one that has weights
 LEAST_WEIGHTS = 1 << 16  # that are put into records at a time, at least
-_SLICE_BITS = 16  # of hashes: which slice of them comes first
 CHILDREN, NODES = 1 << 13, 1 << 7  # of a unit, about: labels, or nodes, which have many more weights
 _MANY = 8  # one parent in so many is few
 OPEN_CHILD, OPEN_PARENT, OPEN_UNIT = 9, 128, 1 << 14  # bytes of an `OpenUnit`, with what Python has of it, at most
@@ -114,7 +115,7 @@ def write_unit(
     scale, n_bytes, nnz = np.zeros(len(bias), np.float32), 0, 0
     with new_store(path, {}) as group:
         writers = {name: ArrayWriter(group, name, _ARRAYS[name], CHUNK_BYTES) for name in ("offsets", "records")}
-        packer = _Packer(hash_bits(n_features), np.zeros(n_features, np.bool_), most, writers)
+        packer = _Packer(hash_bits(n_features), np.zeros(n_features, np.int32), most, writers)
         for parent, source in enumerate(parents):
             base = children[panels[parent]]
             for panel in range(panels[parent], panels[parent + 1]):
@@ -133,35 +134,36 @@ def write_unit(
 
 @dataclass(frozen=True)
 class _Packer:
-    """Puts the weights of panels into records. seen: whether a feature has any, all False in between."""
+    """Puts the weights of panels into records. counts (D,): 0 in between."""
 
     word: int
-    seen: NDArray[np.bool_]
+    counts: NDArray[np.int32]
     most: int
     writers: dict[str, ArrayWriter]
 
     def write(self, source: Source, low: int, high: int, scale: NDArray[np.float32]) -> tuple[int, int, int]:
-        """Children [low, high) of a parent, slice by slice of the hashes.
+        """Children [low, high) of a parent, some features at a time, by ascending hash.
 
         Sets their scales, which are 0. Returns log2 of the buckets, bytes of records, and the weights that are not 0.
         """
         word, size, nnz, n_features = self.word, 0, 0, 0
-        shift = word - min(word, _SLICE_BITS) if source.n > self.most else word
-        counts = np.zeros(1 << (word - shift), np.int64)
+        features = np.empty(min(len(self.counts), source.n), np.int32)
         for some in source.windows():
-            n_features += survey(low, high, word, shift, some, scale, self.seen, counts)
+            n_features = survey(low, high, some, scale, self.counts, features, n_features)
+        features, ends = features[:n_features], np.empty(n_features + 1, np.int64)
+        sort_by_hash(word, features, self.counts, ends)
         scale[:] = np.where(scale > 0, scale / np.float32(MOST), np.float32(1))
         bits = min(max((n_features - 1).bit_length() - 1, word - REST_BITS, 0), word)  # two features a bucket, about
         offsets = np.zeros((1 << bits) + 1, np.uint32)
-        for first, last in fitting_ranges(counts, self.most):
-            n = int(counts[first:last].sum())
-            slice_, filled = Weights(np.empty(n, np.int32), np.empty(n, np.uint8), np.empty(n, np.float32)), 0
+        for first, last in fitting_ranges(np.diff(ends), self.most):
+            n, of_slice = int(ends[last] - ends[first]), features[first:last]
+            part = Slice(of_slice, ends[first : last + 1] - ends[first], np.empty(n, np.uint8), np.empty(n, np.int8))
+            self.counts[of_slice] = part.ends[:-1] + 1
             for some in source.windows():
-                filled = take_slice(
-                    low, high, word, first << shift, last << shift, some, filled, slice_, self.seen
-                )  # fmt: skip
+                take_slice(low, high, some, scale, self.counts, part)
+            self.counts[of_slice] = 0
             records = np.empty(5 * n, np.uint8)
-            n_bytes, kept = pack_slice(word, bits, slice_, scale, size, offsets, records)
+            n_bytes, kept = pack_slice(word, bits, high - low, part, size, offsets, records)
             self.writers["records"].append(records[:n_bytes])
             size, nnz = size + n_bytes, nnz + kept
         self.writers["offsets"].append(np.maximum.accumulate(offsets, out=offsets))

@@ -16,7 +16,7 @@ from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import StoredModel
 from xmc_stream.tree.beams import BLOCK_ROWS, ROW_BYTES, row_ranges
 from xmc_stream.tree.clustering import DIMENSIONS, LABEL_BYTES, READ_BYTES, WINDOW
-from xmc_stream.tree.nodes import FEATURE_BYTES, LEAST_WEIGHTS, WEIGHT_BYTES, Unit
+from xmc_stream.tree.nodes import FEATURE_BYTES, LEAST_WEIGHTS, SEEN_BYTES, WEIGHT_BYTES, Unit
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.shuffle import range_bytes
 from xmc_stream.tree.solve import ENTRY_BYTES, LANE_BYTES, TAKEN_BYTES, parent_needs
@@ -34,6 +34,7 @@ _DIRECTIONS = 5 * _VECTOR  # of a node that is split, half of them at a time
 _STRUCTURE = 40  # of a label: the order, nodes of labels
 _EACH = 1 << 14  # labels of a job, where there are more jobs than memory asks for
 _FIXED = 8 * MIB
+_PACKED = 1 << 27  # weights that are put into records at a time, at most
 # of the memory limit: an X of so many bytes is read here and there, as the page cache can be trusted to hold it
 _CACHED = 1.0
 
@@ -162,7 +163,7 @@ def least_needs(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Sh
         **({"rows side by side": {"rows": t * range_bytes(X)}} if _shuffles(X, plan) else {}),
         "writing nodes": {
             "records": t * LEAST_WEIGHTS * WEIGHT_BYTES, "windows": t * 2 * READ_WEIGHTS * 12,
-            "features": t * FEATURE_BYTES * d, "labels": structure,
+            "features": t * (FEATURE_BYTES * d + SEEN_BYTES * min(d, X.nnz)), "labels": structure,
         },
     }  # fmt: skip
 
@@ -201,7 +202,7 @@ def plan_tree(plan: MemoryPlan, dataset: Dataset, p: TreeParameters, shape: Shap
     entries = max(1, left // 2 // ENTRY_BYTES) + min(int(_largest_parent(dataset, p, shape) * X.nnz / n), LARGE)
     spare = (plan.budget - sum(needs["children whose rows stream by"].values())) // plan.threads
     packed = (plan.budget - sum(needs["writing nodes"].values())) // plan.threads // WEIGHT_BYTES
-    packed = LEAST_WEIGHTS + min(packed, 1 << 24)
+    packed = LEAST_WEIGHTS + min(packed, _PACKED)
     cache = plan.threads * _FIXED + max(0, weights)
     root = shape.nodes[0] if shape.nodes else k
     return TreePlan(labels, depth, room, entries, root, spare, packed, cache, plan.row_block_bytes, _shuffles(X, plan))

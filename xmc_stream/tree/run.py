@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,10 @@ class TreeRun(TrainingRun):
 
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
+        with ThreadPoolExecutor(1) as self._beside:  # removing gigabytes waits for the disk, and jobs need not
+            return (yield from self._steps())
+
+    def _steps(self) -> Loop:
         p = self.parameters
         for kind in _KINDS:
             make_folder(self.work / "state" / kind)
@@ -134,7 +139,7 @@ class TreeRun(TrainingRun):
         done = [receipt for receipt in map(self.ledger.get, keys) if receipt is not None]
         first, *_ = done if len(done) == len(keys) else (yield from shapes.loop())
         for kind in ("vectors", "split"):  # which nobody needs any more
-            empty(self.work / "state" / kind)
+            self._beside.submit(empty, self.work / "state" / kind)
         if not start:
             return {}
         say_matched(first, "places")
@@ -240,11 +245,10 @@ class TreeRun(TrainingRun):
             phase = replace(phase, jobs=more)
         return left
 
-    @staticmethod
-    def _remove(packs: Iterable[str]) -> None:
+    def _remove(self, packs: Iterable[str]) -> None:
         """What jobs left, which nobody needs any more."""
         for pack in packs:
-            remove_tree(Path(pack))
+            self._beside.submit(remove_tree, Path(pack))
 
     def _choose(self, structure: Structure, level: Level, lists: Lists, progress: _Progress, begin: float) -> Steps:
         """Choose C of the labels, and what the rows held out say of which labels are predicted.

@@ -21,6 +21,7 @@ from xmc_stream.kernels.order import order_of
 
 PANEL = 256
 _FAR, _NEAR = np.uint64(8), np.uint64(4)  # values of a row ahead
+_AHEAD = 32  # weights ahead, of which what is kept of a feature is asked for
 MOST = 127  # of a weight, in units of its scale
 ODD = 2654435769  # 2^32 / golden ratio
 REST_BITS = 16
@@ -58,6 +59,19 @@ class Weights(NamedTuple):
     values: NDArray[np.float32]
 
 
+class Slice(NamedTuple):
+    """Weights of a panel's children, feature by feature, of some features by ascending hash.
+
+    ends (features + 1,): where those of each begin and end. children: numbers in the panel, of each feature ascending; whole:
+    the weights, in units of the scales.
+    """
+
+    features: NDArray[np.int32]
+    ends: NDArray[np.int64]
+    children: NDArray[np.uint8]
+    whole: NDArray[np.int8]
+
+
 def hash_bits(n_features: int) -> int:
     """Bits of a hash of so many features."""
     return max(1, (n_features - 1).bit_length())
@@ -71,83 +85,93 @@ def hash_of(feature: int, word: int) -> int:
 
 @kernel
 def survey(
-    low: int, high: int, word: int, shift: int, some: Weights, largest: NDArray[np.float32], seen: NDArray[np.bool_],
-    counts: NDArray[np.int64],
+    low: int, high: int, some: Weights, largest: NDArray[np.float32], counts: NDArray[np.int32],
+    features: NDArray[np.int32], n_features: int,
 ) -> int:  # fmt: skip
-    """Look at weights of children [low, high) of a parent, in a first reading; returns how many features were not seen before.
+    """Look at weights of children [low, high) of a parent, in a first reading; returns how many features there are so far.
 
-    largest[k - low] = the largest |weight| of child k so far; seen[j]: feature j has one; counts: of weights, by hash >> shift.
+    largest[k - low] = the largest |weight| of child k so far; features: as they are met; counts (D,): of weights, by feature.
     """
-    n_features = 0
-    for p in range(len(some.values)):
+    n = len(some.values)
+    for p in range(n):
+        prefetch(counts, np.int64(some.features[min(p + _AHEAD, n - 1)]))
         k = some.children[p] - low
         if 0 <= k < high - low:
             j = some.features[p]
             largest[k] = max(largest[k], abs(some.values[p]))
-            n_features += int(not seen[j])
-            seen[j] = True
-            counts[hash_of(int(j), word) >> shift] += 1
+            if not counts[j]:
+                features[n_features] = j
+                n_features += 1
+            counts[j] += 1
     return n_features
 
 
 @kernel
-def take_slice(
-    low: int, high: int, word: int, begin: int, end: int, some: Weights, filled: int, slice_: Weights, seen: NDArray[np.bool_]
-) -> int:  # fmt: skip
-    """Copy weights of children [low, high) of a parent whose hash is in [begin, end); returns how many there are so far.
+def sort_by_hash(word: int, features: NDArray[np.int32], counts: NDArray[np.int32], ends: NDArray[np.int64]) -> None:
+    """Sort features by their hashes. ends[t] = weights of the first t features (features + 1,). Their counts are 0 again."""
+    n = len(features)
+    hashes, order, met = np.empty(n, np.int64), np.empty(n, np.int64), features.copy()
+    for t in range(n):
+        hashes[t] = hash_of(int(features[t]), word)
+    order_of(hashes, word, order)
+    ends[0] = 0
+    for t in range(n):
+        j = met[order[t]]
+        features[t], ends[t + 1] = j, ends[t] + counts[j]
+        counts[j] = 0
 
-    Their features are not seen any more.
+
+@kernel
+def take_slice(
+    low: int, high: int, some: Weights, scale: NDArray[np.float32], places: NDArray[np.int32], slice_: Slice
+) -> None:
+    """Put weights of children [low, high) of a parent where they belong in a slice, as whole numbers.
+
+    scale: of these children. places (D,): one more than where the next weight of a feature belongs; 0 of those not in it.
     """
-    for p in range(len(some.values)):
+    n = len(some.values)
+    for p in range(n):
+        prefetch(places, np.int64(some.features[min(p + _AHEAD, n - 1)]))
         j, k = some.features[p], some.children[p] - low
-        if 0 <= k < high - low and begin <= hash_of(int(j), word) < end:
-            slice_.features[filled], slice_.children[filled], slice_.values[filled] = j, k, some.values[p]
-            seen[j] = False
-            filled += 1
-    return filled
+        if 0 <= k < high - low and places[j]:
+            at = places[j] - 1
+            slice_.children[at], slice_.whole[at] = k, np.int8(np.rint(some.values[p] / scale[k]))
+            places[j] += 1
 
 
 @kernel
 def pack_slice(
-    word: int, bits: int, some: Weights, scale: NDArray[np.float32], at: int, offsets: NDArray[np.uint32],
-    records: NDArray[np.uint8],
-) -> tuple[int, int]:  # fmt: skip
-    """Put the weights of a slice of a panel's hashes into records; returns bytes, and the weights that are not 0.
+    word: int, bits: int, n_children: int, some: Slice, at: int, offsets: NDArray[np.uint32], records: NDArray[np.uint8]
+) -> tuple[int, int]:
+    """Put the weights of a slice of a panel's features into records; returns bytes, and the weights that are not 0.
 
-    children: numbers in the panel, of each feature ascending; scale: by child. at: bytes of the slices before. records: 5 n
-    bytes. offsets[b + 1] = where the records of bucket b end, of buckets that have some. A weight that rounds to 0 is left out.
+    at: bytes of the slices before. records: 5 bytes a weight. offsets[b + 1] = where the records of bucket b end, of buckets
+    that have some. A weight that is 0 is left out.
     """
-    children, n, n_children = some.children, len(some.values), len(scale)
-    hashes, order, whole = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n_children, np.int64)
-    for p in range(n):
-        hashes[p] = hash_of(int(some.features[p]), word)
-    order_of(hashes.copy(), word, order)
-    shift, size, kept, q = word - bits, 0, 0, 0
-    while q < n:
-        h, count, first = hashes[order[q]], 0, q
-        while q < n and hashes[order[q]] == h:
-            p = order[q]
-            value = np.int64(np.rint(some.values[p] / scale[children[p]]))
-            whole[children[p]] = value
-            count += int(value != 0)
-            q += 1
-        if count:
-            rest = h & ((1 << shift) - 1)
-            full = n_children >= LEAST_FULL and 4 * count >= n_children
-            records[size], records[size + 1], records[size + 2] = rest & 255, rest >> 8, FULL if full else count - 1
-            size += 3
-            for child in range(n_children if full else 0):
-                records[size] = np.uint8(whole[child] & 255)
-                size += 1
-            for t in range(first, q if not full else first):
-                k = children[order[t]]
-                if whole[k]:
-                    records[size], records[size + 1] = k, np.uint8(whole[k] & 255)
+    shift, size, kept = word - bits, 0, 0
+    for t in range(len(some.features)):
+        first, last, count = some.ends[t], some.ends[t + 1], 0
+        for p in range(first, last):
+            count += int(some.whole[p] != 0)
+        if not count:
+            continue
+        h = hash_of(int(some.features[t]), word)
+        rest = h & ((1 << shift) - 1)
+        full = n_children >= LEAST_FULL and 4 * count >= n_children
+        records[size], records[size + 1], records[size + 2] = rest & 255, rest >> 8, FULL if full else count - 1
+        size += 3
+        if full:
+            records[size : size + n_children] = 0
+            for p in range(first, last):
+                records[size + some.children[p]] = np.uint8(some.whole[p] & 255)
+            size += n_children
+        else:
+            for p in range(first, last):
+                if some.whole[p]:
+                    records[size], records[size + 1] = some.children[p], np.uint8(some.whole[p] & 255)
                     size += 2
-            kept += count
-            offsets[(h >> shift) + 1] = at + size
-        for t in range(first, q):
-            whole[children[order[t]]] = 0
+        kept += count
+        offsets[(h >> shift) + 1] = at + size
     return size, kept
 
 
