@@ -77,6 +77,7 @@ class TreeRun(TrainingRun):
         self._tried: dict[str, float] = {}
         self._decided: dict[str, Any] = {}
         self._gaps: dict[str, list[float]] = {}
+        self._waiting = list[UnitJob]()  # the one that writes the guide: no job waits for it, so it runs beside labels
         self._shape = shape_of(self.parameters, self.dataset.n_labels, given_tree(self.given), self.start)
         self._sizes = plan_tree(self.plan, self.dataset, self.parameters, self._shape)
         self._score = score_of(self.dataset, self.parameters.guide)
@@ -94,9 +95,7 @@ class TreeRun(TrainingRun):
         progress, tiles = _Progress(p.n_trees * (len(self._shape.nodes) + 1)), []
         nnz, implied, levels = 0, {}, list[list[int]]()
         if self._score["guide"]:
-            receipt = yield from self._guide(progress)
-            nnz += receipt["nnz"]
-            tiles.append([*astuple(GUIDE_UNIT), receipt["bytes"]])
+            yield from self._groups(progress)
         if self._score["by_score"] and p.guide:
             job = ImpliedJob(self._of.data, str(self.work / IMPLIED), self.plan)
             (found,) = yield Phase(
@@ -116,6 +115,9 @@ class TreeRun(TrainingRun):
                 if not level.last:
                     yield from self._down(tree, level, tuple(of_level), progress)
                 progress.done += 1
+        if (guide := self.ledger.get(GUIDE_UNIT.key)) is not None:
+            nnz, tiles = nnz + guide["nnz"], [[*astuple(GUIDE_UNIT), guide["bytes"]], *tiles]
+            self._gaps = {"groups": guide["gaps"], **self._gaps}
         return {
             "nnz": nnz, "objective": None, "duality_gap": None, "trees": p.n_trees, "tiles": tiles, "levels": levels,
             "tree_score": self._score, "beam": p.beam, "C": self._of.parameters.C, "C_tried": self._tried,
@@ -145,20 +147,15 @@ class TreeRun(TrainingRun):
         say_matched(first, "places")
         return {STARTED: first}
 
-    def _guide(self, progress: _Progress) -> Steps:
-        """Solve and write the groups of the guide; returns the receipt of the unit."""
+    def _groups(self, progress: _Progress) -> Steps:
+        """Solve the groups of the guide, which are written later."""
         jobs = list[StreamJob]()
         if self._unwritten(GUIDE_UNIT):
             jobs = self._stream_jobs(GUIDE, 0, 0, N_GROUPS, None)
         phase = Phase("guide", jobs, "solving groups of labels", progress.span(0.0, 0.0), twice=True)
         left = yield from self._solved(phase)
-        job = UnitJob(self._of, GUIDE_UNIT, (tuple(left[job.out] for job in jobs),), self._sizes.weights)
-        (receipt,) = yield Phase(
-            "guide written", [job], "writing groups of labels", progress.span(0.0, 0.0), twice=True
-        )
-        self._remove(left.values())
-        self._note_gaps("groups", [receipt])
-        return receipt
+        packs = tuple(left[job.out] for job in jobs)
+        self._waiting = [UnitJob(self._of, GUIDE_UNIT, (packs,), self._sizes.weights)]
 
     def _note_gaps(self, what: str, units: list[Receipt]) -> None:
         """Keep the relative duality gaps of some of the children that were solved."""
@@ -185,11 +182,13 @@ class TreeRun(TrainingRun):
                 [*self._solve_jobs(unit, level, rows, row_entries)] if self._unwritten(unit) else [] for unit in some
             ]
             jobs = [job for of_unit in solves for of_parents in of_unit for job in of_parents]
+            waiting, self._waiting = (self._waiting, []) if level.last else ([], self._waiting)
             phase = Phase(
-                "solve", jobs, what, span, unit="level", number=progress.done + 1,
+                "solve", [*waiting, *jobs], what, span, unit="level", number=progress.done + 1,
                 gathers=level.number > 0 and not self._sizes.shuffles, twice=True,
             )  # fmt: skip
             left = yield from self._solved(phase)
+            self._remove(pack for job in waiting for packs in job.parts for pack in packs)
             writes = [
                 UnitJob(
                     self._of, unit, tuple(tuple(left[job.out] for job in of) for of in of_unit), self._sizes.weights
