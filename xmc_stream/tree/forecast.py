@@ -37,12 +37,13 @@ from xmc_stream.tree.solve import GUIDE_EPOCHS, LANE_BYTES
 
 # nanoseconds: of an entry of X and LANES children; of one that is looked up in the weights of a node; of one that is added to
 # the vector of a label; of a number of that vector in all splits; of a weight that is written
-_STEP, _LOOKED_UP, _ADDED, _SPLIT, _WEIGHT = 12.0, 70.0, 20.0, 80.0, 250.0
+_STEP, _LOOKED_UP, _ADDED, _SPLIT, _WEIGHT = 12.0, 70.0, 20.0, 80.0, 150.0
+_ROW = 170.0  # nanoseconds of a row and LANES children, beside its entries
 _GROUP = 1.2e6  # nanoseconds of LANES children below the root, however few rows they have
-_DOUBLED, _CACHE = 7.0, 1 << 23  # nanoseconds more, each time that v has twice so many bytes
+_DOUBLED, _CACHE = 4.0, 1 << 23  # nanoseconds more, each time that v has twice so many bytes
 _MOVED = 50.0  # nanoseconds of an entry that is read, or written, where rows are brought side by side
-_TRIED = 2  # times that rows are read to try some C
-_VISITS = 6.0  # of a row of a parent below the root
+_TRIED = 3  # times that rows are read to try some C
+_VISITS = 9.0  # of a row of a parent below the root
 _OVERLAP = 0.55  # a row with y labels has them below y ** _OVERLAP nodes of a level
 _MODEL_BYTES, _STATE_BYTES = 5.0, 12.0  # of a weight, in the model and before
 
@@ -93,8 +94,9 @@ class TreeForecaster(Forecaster):
 
     def _step(self, entries: float) -> float:
         """Nanoseconds of an entry: v has a cache line for each feature of the rows, and lies in memory if these are many."""
-        features = max(1.0, min(self.task.dataset.n_features, entries))
-        return _STEP + _DOUBLED * max(0.0, math.log2(4 * LANES * features / _CACHE))
+        X, features = self.task.dataset.X_rows(), max(1.0, min(self.task.dataset.n_features, entries))
+        of_row = _ROW * X.shape[0] / max(X.nnz, 1)
+        return _STEP + of_row + _DOUBLED * max(0.0, math.log2(4 * LANES * features / _CACHE))
 
     def check(self, plan: MemoryPlan) -> None:
         """Whether the smallest pieces fit."""
@@ -214,11 +216,13 @@ class TreeForecaster(Forecaster):
         """The most that is there at a time: vectors, or beams, the weights of the levels so far and the rows of one."""
         p, n = self._p, self.task.dataset.n_samples
         most, kept = 4.0 * (DIMENSIONS + 20) * self.task.dataset.n_labels * vectors, 0.0
-        for _ in range(p.n_trees):
+        guide = _STATE_BYTES * self._weights(_Level(1, N_GROUPS, 1.0)) * self._guided  # written beside the first tree's labels
+        for tree in range(p.n_trees):
             for number, (level, n_weights) in enumerate(zip(levels, weights, strict=True)):
                 n_units = -(-level.children // CHILDREN) if level is levels[-1] else 1
                 kept += _MODEL_BYTES * n_weights
                 rows = level.passes * self._bytes[0] if shuffles and number else 0
+                rows += guide * (tree == 0)
                 most = max(most, kept + rows + _STATE_BYTES * n_weights * min(1.0, units_of_part(n_units) / n_units))
                 beam = 0 if number == len(levels) - 1 else p.leaf_beam if number == len(levels) - 2 else p.beam
                 kept += 16.0 * n * min(beam, level.children)
