@@ -95,7 +95,7 @@ class TreeForecaster(Forecaster):
     def _step(self, entries: float) -> float:
         """Nanoseconds of an entry: v has a cache line for each feature of the rows, and lies in memory if these are many."""
         X, features = self.task.dataset.X_rows(), max(1.0, min(self.task.dataset.n_features, entries))
-        of_row = _ROW * X.shape[0] / max(X.nnz, 1)
+        of_row = float(_ROW * X.shape[0] / max(X.nnz, 1))
         return _STEP + of_row + _DOUBLED * max(0.0, math.log2(4 * LANES * features / _CACHE))
 
     def check(self, plan: MemoryPlan) -> None:
@@ -216,7 +216,9 @@ class TreeForecaster(Forecaster):
         """The most that is there at a time: vectors, or beams, the weights of the levels so far and the rows of one."""
         p, n = self._p, self.task.dataset.n_samples
         most, kept = 4.0 * (DIMENSIONS + 20) * self.task.dataset.n_labels * vectors, 0.0
-        guide = _STATE_BYTES * self._weights(_Level(1, N_GROUPS, 1.0)) * self._guided  # written beside the first tree's labels
+        guide = (
+            _STATE_BYTES * self._weights(_Level(1, N_GROUPS, 1.0)) * self._guided
+        )  # written beside the first tree's labels
         for tree in range(p.n_trees):
             for number, (level, n_weights) in enumerate(zip(levels, weights, strict=True)):
                 n_units = -(-level.children // CHILDREN) if level is levels[-1] else 1
