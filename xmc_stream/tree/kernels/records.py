@@ -163,12 +163,12 @@ def pack_slice(
         if full:
             records[size : size + n_children] = 0
             for p in range(first, last):
-                records[size + some.children[p]] = np.uint8(some.whole[p] & 255)
+                records[size + some.children[p]] = np.uint8(int(some.whole[p]) & 255)
             size += n_children
         else:
             for p in range(first, last):
                 if some.whole[p]:
-                    records[size], records[size + 1] = some.children[p], np.uint8(some.whole[p] & 255)
+                    records[size], records[size + 1] = some.children[p], np.uint8(int(some.whole[p]) & 255)
                     size += 2
         kept += count
         offsets[(h >> shift) + 1] = at + size
