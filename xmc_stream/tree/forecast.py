@@ -216,16 +216,16 @@ class TreeForecaster(Forecaster):
         """The most that is there at a time: vectors, or beams, the weights of the levels so far and the rows of one."""
         p, n = self._p, self.task.dataset.n_samples
         most, kept = 4.0 * (DIMENSIONS + 20) * self.task.dataset.n_labels * vectors, 0.0
-        guide = (
-            _STATE_BYTES * self._weights(_Level(1, N_GROUPS, 1.0)) * self._guided
-        )  # written beside the first tree's labels
+        guide = _STATE_BYTES * self._weights(_Level(1, N_GROUPS, 1.0)) * self._guided
         for tree in range(p.n_trees):
+            waits = guide * (tree == 0)  # the guide is written beside the first tree's labels
             for number, (level, n_weights) in enumerate(zip(levels, weights, strict=True)):
                 n_units = -(-level.children // CHILDREN) if level is levels[-1] else 1
                 kept += _MODEL_BYTES * n_weights
                 rows = level.passes * self._bytes[0] if shuffles and number else 0
-                rows += guide * (tree == 0)
-                most = max(most, kept + rows + _STATE_BYTES * n_weights * min(1.0, units_of_part(n_units) / n_units))
+                most = max(
+                    most, kept + waits + rows + _STATE_BYTES * n_weights * min(1.0, units_of_part(n_units) / n_units)
+                )
                 beam = 0 if number == len(levels) - 1 else p.leaf_beam if number == len(levels) - 2 else p.beam
                 kept += 16.0 * n * min(beam, level.children)
         return int(max(most, kept))

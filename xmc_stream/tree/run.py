@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ class TreeRun(TrainingRun):
         self._tried: dict[str, float] = {}
         self._decided: dict[str, Any] = {}
         self._gaps: dict[str, list[float]] = {}
+        self._removals = list[Future[None]]()
         self._waiting = list[UnitJob]()  # the one that writes the guide: no job waits for it, so it runs beside labels
         self._shape = shape_of(self.parameters, self.dataset.n_labels, given_tree(self.given), self.start)
         self._sizes = plan_tree(self.plan, self.dataset, self.parameters, self._shape)
@@ -85,7 +86,10 @@ class TreeRun(TrainingRun):
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
         with ThreadPoolExecutor(1) as self._beside:  # removing gigabytes waits for the disk, and jobs need not
-            return (yield from self._steps())
+            made = yield from self._steps()
+        for removal in self._removals:
+            removal.result()
+        return made
 
     def _steps(self) -> Loop:
         p = self.parameters
@@ -141,7 +145,7 @@ class TreeRun(TrainingRun):
         done = [receipt for receipt in map(self.ledger.get, keys) if receipt is not None]
         first, *_ = done if len(done) == len(keys) else (yield from shapes.loop())
         for kind in ("vectors", "split"):  # which nobody needs any more
-            self._beside.submit(empty, self.work / "state" / kind)
+            self._removals.append(self._beside.submit(empty, self.work / "state" / kind))
         if not start:
             return {}
         say_matched(first, "places")
@@ -246,8 +250,7 @@ class TreeRun(TrainingRun):
 
     def _remove(self, packs: Iterable[str]) -> None:
         """What jobs left, which nobody needs any more."""
-        for pack in packs:
-            self._beside.submit(remove_tree, Path(pack))
+        self._removals.append(self._beside.submit(_remove_all, list(packs)))
 
     def _choose(self, structure: Structure, level: Level, lists: Lists, progress: _Progress, begin: float) -> Steps:
         """Choose C of the labels, and what the rows held out say of which labels are predicted.
@@ -328,6 +331,11 @@ class TreeRun(TrainingRun):
     def _tree(self, tree: int) -> str:
         n = self.parameters.n_trees
         return "" if n == 1 else f" of tree {tree + 1} of {n}"
+
+
+def _remove_all(packs: Sequence[str]) -> None:
+    for pack in packs:
+        remove_tree(Path(pack))
 
 
 def units_of_part(n: int) -> int:
