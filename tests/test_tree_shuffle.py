@@ -234,3 +234,14 @@ def test_the_plan_says_what_it_costs(data: xs.Dataset, monkeypatch: pytest.Monke
     assert moved["seconds"] >= direct["seconds"]
     said = plan_line({**moved, "peak_rss": 1, "memory_limit": 2})
     assert said.endswith(f"{format_size(moved['disk_bytes'])} of disk)")
+
+
+@pytest.mark.parametrize("wanted", [1 << 50, 1 << 10])
+def test_a_training_warns_of_a_disk_that_has_less_room(
+    wanted: int, data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(TreeForecaster, "_disk", lambda *_: wanted)
+    xs.LabelTree(**TREE, memory_limit=LIMIT).fit(data, model=tmp_path / "m")
+    said = [record.getMessage() for record in caplog.records if "of the disk of" in record.getMessage()]
+    assert bool(said) == (wanted == 1 << 50)
+    assert all(line.startswith(f"the run may take about {format_size(wanted)} more") for line in said)

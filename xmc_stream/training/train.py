@@ -18,7 +18,7 @@ import numpy as np
 from xmc_stream import flags
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
-from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
+from xmc_stream.methods.contract import WEIGHTS, Forecast, Method, Task, state_of_trial
 from xmc_stream.methods.registry import method_of
 from xmc_stream.metrics import among
 from xmc_stream.models import Execution, Model, behind, load_model, planned, predict_to
@@ -58,7 +58,7 @@ from xmc_stream.store.places import (
     writing,
 )
 from xmc_stream.store.predictions import Predictions
-from xmc_stream.system.memory import peak_resident
+from xmc_stream.system.memory import format_size, peak_resident
 from xmc_stream.system.progress import LOG, Progress, working
 from xmc_stream.training.plan import (
     TRUE_BYTES,
@@ -294,12 +294,24 @@ class Training:
             if plan.keeps_freed(foreseen["peak_parts"]):
                 engine.keep_freed()
             LOG.info("%splan: %s", self.progress.about, plan_line(whole, self.progress.elapsed()))
+            self._look_at_disk(foreseen)
             self.progress.expect(foreseen["seconds"])
             if ledger.resumed:  # what was read and written before may have been damaged since
                 _forget_damaged(method, ledger, engine, self.work, task.warm_start is not None)
             with understood(ledger.path) if ledger.resumed else nullcontext():  # receipts that another session wrote
                 result = engine.run(self._checked(run.loop()), ledger)
             return result, max(engine.peak, peak_resident() if engine.in_process else 0)
+
+    def _look_at_disk(self, foreseen: Forecast) -> None:
+        """Say where the disk has less room than the run may take: it would stop when the disk is full."""
+        missing = foreseen.get("disk_bytes", 0) - folder_bytes(self.work)
+        free = shutil.disk_usage(self.work).free
+        if missing > free:
+            LOG.warning(
+                "the run may take about %s more of the disk of %s, which has %s free: make room, or the run stops when the "
+                "disk is full, and the same command goes on when there is room", format_size(missing), self.work.parent,
+                format_size(free),
+            )  # fmt: skip
 
     def _checked(self, loop: Loop) -> Loop:
         """A loop, behind the comparison of what it reads with its checksums, unless that is left out."""
