@@ -19,7 +19,7 @@ from xmc_stream.models.runs import filter_pairs
 from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.tree import nodes, plan, predict
 from xmc_stream.tree.forecast import TreeForecaster
-from xmc_stream.tree.nodes import OpenUnit, shared_units
+from xmc_stream.tree.nodes import OpenUnit, Unit, shared_units
 from xmc_stream.tree.parameters import TreeParameters
 from xmc_stream.tree.predict import HeldTrees, OpenTrees, TreeTask, TreeWeights
 from xmc_stream.tree.solve import LANE_BYTES
@@ -103,11 +103,37 @@ def test_a_model_that_does_not_fit_ranks_rows_alike(
     assert (labels.tobytes(), scores.tobytes()) == found[0]
 
 
+def test_levels_from_the_root_on_are_held_as_many_as_there_is_room_for(
+    model: tuple[xs.Model, xs.Dataset, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, opened = TreeWeights(model[0].path), list[Unit]()
+    n_levels, rooms = len(of.levels[0]), list[int]()
+    for n in range(n_levels + 1):  # that are held
+        largest = max((size for unit, size in of.tiles if unit.level >= n), default=0)
+        rooms.append(nodes.PARENT_BYTES + 2 * largest + sum(size for unit, size in of.tiles if unit.level < n))
+    assert rooms == sorted(rooms)
+    open_unit = TreeWeights.open_unit
+
+    def noted(of: TreeWeights, unit: Unit, structures: Any) -> OpenUnit:
+        opened.append(unit)
+        return open_unit(of, unit, structures)
+
+    monkeypatch.setattr(TreeWeights, "unit", lambda *_: None)
+    monkeypatch.setattr(TreeWeights, "open_unit", noted)
+    for n, least in enumerate(rooms):
+        for room in (least, rooms[n + 1] - 1 if n < n_levels else 2 * least):
+            opened.clear()
+            OpenTrees(of, of.width, None, room=room)
+            assert opened == [unit for unit, _ in of.tiles if unit.level >= n]
+
+
 def test_parents_that_rows_reached_stay_as_far_as_there_is_room(
     model: tuple[xs.Model, xs.Dataset, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, data, _ = model
     of, reads = TreeWeights(made.path), list[int]()
+    monkeypatch.setattr(predict, "_upper", lambda *_: {})  # no level is held whole
+    plenty, little = (OpenTrees(of, of.width, None, room=room) for room in (1 << 30, 6 * nodes.PARENT_BYTES))
     read = OpenUnit.read
 
     def counted(unit: OpenUnit, first: int, last: int) -> nodes.Panels:
@@ -125,7 +151,6 @@ def test_parents_that_rows_reached_stay_as_far_as_there_is_room(
             trees.best(CSR.of(data.X_rows().block(i, i + 1)), filter_pairs(), 3)
         return sum(reads)
 
-    plenty, little = (OpenTrees(of, of.width, None, room=room) for room in (1 << 30, 6 * nodes.PARENT_BYTES))
     first = bytes_read(plenty, 0, 20)
     assert first > 0
     assert bytes_read(plenty, 0, 20) == 0

@@ -153,17 +153,19 @@ class OpenTrees:
     """Trees that are read as they are needed, or held. counts: training rows of each label.
 
     cache_bytes: of units in memory, which the threads of a process share. None: this has its own, all of them, or where `room`
-    is given open ones: parents are read as they are met, and stay as far as so many bytes go.
+    is given the levels from the root on that so many bytes hold: below these, parents are read as rows reach them, and stay as
+    far as the rest goes.
     """
 
     def __init__(
         self, model: TreeWeights, beam: int, cache_bytes: int | None, raw: bool = False, room: int | None = None
     ) -> None:
         self.model, self.structures, self._cache = model, model.structures(), cache_bytes
-        own = model.tiles if cache_bytes is None else []
-        self._held = {unit: model.unit(unit, self.structures) for unit, _ in own if room is None}
-        self._open = {unit: model.open_unit(unit, self.structures) for unit, _ in own if room is not None}
-        self._parents = TileCache(room or 0)
+        own = {} if cache_bytes is not None else dict(model.tiles)
+        held = own if room is None else _upper(own, room)
+        self._held = {unit: model.unit(unit, self.structures) for unit in held}
+        self._open = {unit: model.open_unit(unit, self.structures) for unit in own if unit not in held}
+        self._parents = TileCache((room or 0) - sum(held.values()))
         self._tiles: dict[tuple[int, int], list[tuple[Unit, int]]] = defaultdict(list)
         for unit, size in model.tiles:
             self._tiles[unit.tree, unit.level].append((unit, size))
@@ -183,7 +185,7 @@ class OpenTrees:
             of_level = LEVEL if tree == GUIDE else self.structures[tree].levels[level]
             return shared_units(self.model.path, of_level, self.model.n_features, tiles, parents, self._cache)
         units = [tiles[number][0] for number in met(self._edges[tree, level], parents)]
-        if self._held:
+        if units[0] in self._held:
             return [self._held[unit] for unit in units]
         return (panels for unit in units for panels in self._open[unit].kept(self._parents, parents))
 
@@ -291,8 +293,24 @@ def held_needs(model: TreeWeights, room: int) -> dict[str, int]:
         return needs
     children, parents = sum(map(sum, model.levels)), sum(1 + sum(sizes[:-1]) for sizes in model.levels)
     needs["trees"] = model.shape_bytes + OPEN_CHILD * children + OPEN_PARENT * parents + OPEN_UNIT * len(model.tiles)
-    largest = PARENT_BYTES + 2 * max(size for _, size in model.tiles)
-    return {**needs, "nodes that rows reach": max(largest, room - sum(needs.values()))}
+    return {**needs, "nodes that rows reach": max(_largest(dict(model.tiles)), room - sum(needs.values()))}
+
+
+def _largest(tiles: dict[Unit, int]) -> int:
+    """What reading a parent of some units takes at most."""
+    return PARENT_BYTES + 2 * max(tiles.values(), default=0)
+
+
+def _upper(tiles: dict[Unit, int], room: int) -> dict[Unit, int]:
+    """The units of the levels from the root on, as many as there is room for, beside any parent below."""
+    upper: dict[Unit, int] = {}
+    for level in range(1 + max(unit.level for unit in tiles)):
+        more = {unit: size for unit, size in tiles.items() if unit.level <= level}
+        below = {unit: size for unit, size in tiles.items() if unit.level > level}
+        if sum(more.values()) + _largest(below) > room:
+            break
+        upper = more
+    return upper
 
 
 def _all_needs(model: TreeWeights) -> dict[str, int]:
