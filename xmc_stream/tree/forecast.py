@@ -15,6 +15,7 @@ from functools import cached_property
 from xmc_stream.kernels.instructions import LANES
 from xmc_stream.methods.contract import Forecast, Task
 from xmc_stream.runtime.plan import Forecaster, MemoryPlan
+from xmc_stream.tree.beams import row_ranges
 from xmc_stream.tree.choice import LEAST, MOST, SHARE
 from xmc_stream.tree.clustering import DIMENSIONS
 from xmc_stream.tree.given import given_tree
@@ -37,7 +38,9 @@ from xmc_stream.tree.solve import GUIDE_EPOCHS, LANE_BYTES
 
 # nanoseconds: of an entry of X and LANES children; of one that is looked up in the weights of a node; of one that is added to
 # the vector of a label; of a number of that vector in all splits; of a weight that is written
-_STEP, _LOOKED_UP, _ADDED, _SPLIT, _WEIGHT = 12.0, 70.0, 20.0, 80.0, 150.0
+_STEP, _LOOKED_UP, _ADDED, _SPLIT, _WEIGHT = 12.0, 45.0, 20.0, 80.0, 150.0
+_PAIR = 1.5e3  # nanoseconds of a row that goes down from a node, beside its entries
+_PACK = 2.5e6  # nanoseconds of a range of rows whose beams a job looks at
 _ROW = 170.0  # nanoseconds of a row and LANES children, beside its entries
 _GROUP = 1.2e6  # nanoseconds of LANES children below the root, however few rows they have
 _DOUBLED, _CACHE = 4.0, 1 << 23  # nanoseconds more, each time that v has twice so many bytes
@@ -187,6 +190,7 @@ class TreeForecaster(Forecaster):
         jobs = max(entries / JOB_ENTRIES, level.children / (CHILDREN if last else NODES), 1.0)
         read = self._p.n_trees * jobs * (1.0 - math.exp(-level.passes / jobs)) * self._bytes[0]
         work = passes * self._visits(level) + self._p.n_trees * level.parents * level.groups * _GROUP
+        work += self._p.n_trees * jobs * len(row_ranges(self.task.dataset.n_samples)) * _PACK
         if not shuffles:
             return _Part(passes, 0, read, work)
         passed = self._p.n_trees * self._bytes[0]
@@ -196,8 +200,9 @@ class TreeForecaster(Forecaster):
     def _down(self, levels: list[_Level]) -> _Part:
         """All rows on their way down."""
         passes = self._p.n_trees * len(levels)
-        looked_up = self._p.n_trees * sum(min(self._p.beam, level.parents) for level in levels)
-        return _Part(passes, passes * self._bytes[1], 0, self.task.dataset.X_rows().nnz * looked_up * _LOOKED_UP)
+        nodes = self._p.n_trees * sum(min(self._p.beam, level.parents) for level in levels)
+        X = self.task.dataset.X_rows()
+        return _Part(passes, passes * self._bytes[1], 0, nodes * (X.nnz * _LOOKED_UP + X.shape[0] * _PAIR))
 
     def _levels(self) -> list[_Level]:
         dataset, shape = self.task.dataset, self._shape
