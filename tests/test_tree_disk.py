@@ -127,6 +127,12 @@ def test_levels_from_the_root_on_are_held_as_many_as_there_is_room_for(
             assert opened == [unit for unit, _ in of.tiles if unit.level >= n]
 
 
+def test_no_rows_reach_nothing(model: tuple[xs.Model, xs.Dataset, Any]) -> None:
+    of, none = TreeWeights(model[0].path), CSR.of(model[1].X_rows().block(0, 0))
+    for room in (None, 9 * nodes.PARENT_BYTES, 1 << 30):
+        assert OpenTrees(of, of.width, None, room=room).best(none, filter_pairs(), 3).labels.shape == (0, 3)
+
+
 def test_parents_that_rows_reached_stay_as_far_as_there_is_room(
     model: tuple[xs.Model, xs.Dataset, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

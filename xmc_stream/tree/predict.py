@@ -185,7 +185,7 @@ class OpenTrees:
             of_level = LEVEL if tree == GUIDE else self.structures[tree].levels[level]
             return shared_units(self.model.path, of_level, self.model.n_features, tiles, parents, self._cache)
         units = [tiles[number][0] for number in met(self._edges[tree, level], parents)]
-        if units[0] in self._held:
+        if all(unit in self._held for unit in units):  # a level is held, or not
             return [self._held[unit] for unit in units]
         return (panels for unit in units for panels in self._open[unit].kept(self._parents, parents))
 
