@@ -244,4 +244,4 @@ def test_a_training_warns_of_a_disk_that_has_less_room(
     xs.LabelTree(**TREE, memory_limit=LIMIT).fit(data, model=tmp_path / "m")
     said = [record.getMessage() for record in caplog.records if "of the disk of" in record.getMessage()]
     assert bool(said) == (wanted == 1 << 50)
-    assert all(line.startswith(f"the run may take about {format_size(wanted)} more") for line in said)
+    assert all(line.startswith(f"note: the run may take about {format_size(wanted)} more") for line in said)

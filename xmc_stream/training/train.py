@@ -308,7 +308,7 @@ class Training:
         free = shutil.disk_usage(self.work).free
         if missing > free:
             LOG.warning(
-                "the run may take about %s more of the disk of %s, which has %s free: make room, or the run stops when the "
+                "note: the run may take about %s more of the disk of %s, which has %s free: make room, or it stops when the "
                 "disk is full, and the same command goes on when there is room", format_size(missing), self.work.parent,
                 format_size(free),
             )  # fmt: skip
