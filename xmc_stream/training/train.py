@@ -18,7 +18,7 @@ import numpy as np
 from xmc_stream import flags
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
-from xmc_stream.methods.contract import WEIGHTS, Forecast, Method, Task, state_of_trial
+from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
 from xmc_stream.methods.registry import method_of
 from xmc_stream.metrics import among
 from xmc_stream.models import Execution, Model, behind, load_model, planned, predict_to
@@ -294,7 +294,8 @@ class Training:
             if plan.keeps_freed(foreseen["peak_parts"]):
                 engine.keep_freed()
             LOG.info("%splan: %s", self.progress.about, plan_line(whole, self.progress.elapsed()))
-            self._look_at_disk(foreseen)
+            if "disk_bytes" in foreseen:
+                self._look_at_disk(foreseen["disk_bytes"])
             self.progress.expect(foreseen["seconds"])
             if ledger.resumed:  # what was read and written before may have been damaged since
                 _forget_damaged(method, ledger, engine, self.work, task.warm_start is not None)
@@ -302,9 +303,9 @@ class Training:
                 result = engine.run(self._checked(run.loop()), ledger)
             return result, max(engine.peak, peak_resident() if engine.in_process else 0)
 
-    def _look_at_disk(self, foreseen: Forecast) -> None:
-        """Say where the disk has less room than the run may take: it would stop when the disk is full."""
-        missing = foreseen.get("disk_bytes", 0) - folder_bytes(self.work)
+    def _look_at_disk(self, n_bytes: int) -> None:
+        """Say where the disk has less room than the bytes that the run may take: it would stop when the disk is full."""
+        missing = n_bytes - folder_bytes(self.work)
         free = shutil.disk_usage(self.work).free
         if missing > free:
             LOG.warning(

@@ -165,7 +165,7 @@ class OpenTrees:
         held = own if room is None else _upper(own, room)
         self._held = {unit: model.unit(unit, self.structures) for unit in held}
         self._open = {unit: model.open_unit(unit, self.structures) for unit in own if unit not in held}
-        self._parents = TileCache((room or 0) - sum(held.values()))
+        self._parents = TileCache(0 if room is None else room - sum(held.values()))
         self._tiles: dict[tuple[int, int], list[tuple[Unit, int]]] = defaultdict(list)
         for unit, size in model.tiles:
             self._tiles[unit.tree, unit.level].append((unit, size))
